@@ -1,0 +1,56 @@
+# A thin front for people; CMake does the work. `make help` lists the targets.
+BUILD    ?= build
+JOBS     ?= $(shell nproc)
+SECONDS_ ?= $(if $(SECONDS),$(SECONDS),60)
+CMAKE    := cmake
+CTEST    := ctest --output-on-failure -j $(JOBS)
+
+.PHONY: all demo test golden check asan ubsan tsan fuzz bench format format-check layers soak clean help
+all: ## build for this machine (release with symbols) into build/
+	@$(CMAKE) --preset release >/dev/null
+	@$(CMAKE) --build build -j $(JOBS)
+
+test: all ## unit and whole-program tests
+	@$(CMAKE) --build build -j $(JOBS) --target unit_tests
+	@cd build && $(CTEST) -LE golden
+
+golden: all ## compare with the reference model's outputs
+	@$(CMAKE) --build build -j $(JOBS) --target unit_tests
+	@cd build && $(CTEST) -L golden
+
+asan ubsan tsan: ## the tests under a sanitizer
+	@$(CMAKE) --preset $@ >/dev/null
+	@$(CMAKE) --build build-$@ -j $(JOBS)
+	@$(CMAKE) --build build-$@ -j $(JOBS) --target unit_tests
+	@cd build-$@ && $(CTEST) -LE "golden|nosan"
+
+fuzz: ## fuzz one parser: make fuzz T=safetensors [SECONDS=60]
+	@test -n "$(T)" || { echo "usage: make fuzz T=NAME [SECONDS=60]; names:"; ls src/*/*_fuzz.c | sed 's|.*/||; s|_fuzz.c||'; exit 2; }
+	@$(CMAKE) --preset fuzz >/dev/null
+	@$(CMAKE) --build build-fuzz -j $(JOBS) --target $(T)_fuzz
+	@mkdir -p build-fuzz/corpus-$(T)
+	@build-fuzz/$(T)_fuzz -max_total_time=$(SECONDS_) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+	    build-fuzz/corpus-$(T) $(wildcard tests/fuzz/$(T))
+
+bench: all ## speed of the demo model on this machine
+	@build/spillway bench --model models/rill
+
+demo: ## build and chat with the demo model over HTTP
+	@./demo.sh
+
+format: ## run clang-format over our sources
+	@git ls-files -co --exclude-standard '*.c' '*.h' | grep -v unicode_tables | xargs clang-format -i
+
+format-check:
+	@git ls-files -co --exclude-standard '*.c' '*.h' | grep -v unicode_tables | xargs clang-format --dry-run --Werror
+
+layers: ## check which way the includes point
+	@tools/check_layers
+
+check: layers format-check test golden ## what CI runs: format, layers, warnings as errors, tests
+
+clean: ## remove the build folders
+	@rm -rf build build-*
+
+help: ## this list
+	@grep -hE '^[a-z][a-z -]*:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 24

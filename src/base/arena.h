@@ -1,0 +1,29 @@
+/* arena.h - memory that is released all at once.
+ *
+ * Place: base; used by parsers for their trees. Blocks grow as needed up to bytes_max. Not
+ *        thread-safe. */
+#ifndef BASE_ARENA_H
+#define BASE_ARENA_H
+
+#include <stddef.h>
+
+#include "base/str.h"
+
+struct arena_block;
+
+struct arena {
+    struct arena_block *blocks;
+    size_t used_bytes; /* handed out so far */
+    size_t bytes_max;  /* 0: no limit */
+};
+
+void arena_init(struct arena *a, size_t bytes_max);
+void arena_release(struct arena *a);
+void *arena_alloc(struct arena *a, size_t n_bytes);            /* zeroed, 16-byte aligned; NULL when full */
+void *arena_array(struct arena *a, size_t n, size_t each);     /* checked product */
+char *arena_copy(struct arena *a, const char *text, size_t n); /* NUL-terminated copy */
+
+/* n_bytes of zeroed memory on a 64-byte border (free() releases it); NULL on failure. */
+void *aligned_new(size_t n_bytes);
+
+#endif

@@ -1,0 +1,29 @@
+/* pool.h - worker threads for data-parallel loops.
+ *
+ * Place: base; owned by whoever computes (the CPU backend, the loader). One caller at a time.
+ * Idea:  workers spin for a few microseconds between regions, then sleep on a futex, and yield when
+ *        there are more threads than cores, so that a decode step of hundreds of short regions pays
+ *        about a microsecond each and an idle server costs nothing.
+ * The split is static: which thread does which index depends only on n and the thread count; a
+ *        result must not depend on it. */
+#ifndef BASE_POOL_H
+#define BASE_POOL_H
+
+#include <stddef.h>
+
+#include "base/status.h"
+
+struct pool;
+
+/* n_threads counts the caller, so 1 makes no thread at all. 0: one per physical core. */
+enum status pool_new(struct pool **out, size_t n_threads, struct error *err);
+void pool_free(struct pool *pool); /* joins; accepts NULL */
+size_t pool_threads(const struct pool *pool);
+
+/* Run fn(ctx, begin, end, thread) on disjoint ranges that cover [0, n); ranges start at multiples of
+ * grain (>= 1), except the last end. thread is in [0, pool_threads). Returns when all are done.
+ * Never nested. pool == NULL runs inline. */
+typedef void pool_fn(void *ctx, size_t begin, size_t end, size_t thread);
+void pool_run(struct pool *pool, size_t n, size_t grain, pool_fn *fn, void *ctx);
+
+#endif
