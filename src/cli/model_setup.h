@@ -1,0 +1,69 @@
+/* model_setup.h - from flags to a loaded model: the wiring that serve, run, eval and bench share.
+ *
+ * Place: cli; the one place that picks a concrete backend. */
+#ifndef CLI_MODEL_SETUP_H
+#define CLI_MODEL_SETUP_H
+
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "cli/flags.h"
+#include "formats/checkpoint.h"
+#include "model/model.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+struct model_flags { /* zero-initialise, then model_flags_defaults() */
+    const char *model_path;
+    const char *tokenizer_path;
+    const char *dtype;           /* auto|half|float16|bfloat16|float|float32 */
+    const char *kv_cache_dtype;  /* auto|float32|float16|bf16|bfloat16|fp8_e4m3|fp8_e5m2 */
+    const char *mamba_ssm_dtype; /* auto|float32|bfloat16 */
+    const char *cpu_activations; /* auto|f32|bf16|int8 */
+    const char *quantization;    /* must agree with the checkpoint when given */
+    const char *load_format;
+    const char *model_override_args; /* JSON */
+    const char *cpu_isa;         /* auto|scalar|avx2 */
+    size_t threads;              /* 0: one per physical core */
+    size_t context_length;       /* 0: from the config */
+    size_t max_total_tokens;     /* 0: default */
+    size_t max_running_requests; /* 0: default */
+    int64_t chunked_prefill_size; /* -1: off; 0: default */
+    const char *chat_template;   /* file, or NULL */
+};
+
+extern const struct flag model_flag_table[];
+extern const size_t model_flag_count;
+void model_flags_defaults(struct model_flags *f);
+
+struct model_setup {
+    struct checkpoint *checkpoint;
+    struct backend *backend;
+    struct model *model;
+    struct tokenizer *tokenizer;          /* NULL when not asked for */
+    struct chat_template *chat_template;  /* NULL when the checkpoint has none or not asked for */
+    struct generation_config generation;
+    int32_t eos_ids[CONFIG_EOS_MAX];      /* generation_config's, else config's */
+    size_t n_eos_ids;
+    size_t chunk_tokens, context_length, max_running;
+};
+
+struct model_setup_options {
+    bool want_tokenizer, want_template;
+    size_t rows_max;     /* 0: chunk + running */
+    size_t out_rows_max; /* 0: running; eval: rows_max */
+    size_t n_snapshots;
+    size_t gdn_chunk_min; /* 0: default */
+    bool quiet;           /* no settings print-out */
+};
+
+/* Hub cache folders from the environment (the only getenv of the program besides flags): a static
+ * list for checkpoint_open; NULL-terminated; strings live as long as the process. */
+const char *const *hub_cache_dirs(void);
+
+enum status model_setup_open(struct model_setup *out, const struct model_flags *f,
+                             const struct model_setup_options *o, const struct log *log,
+                             struct error *err);
+void model_setup_close(struct model_setup *s);
+
+#endif
