@@ -102,20 +102,16 @@ class Vocabulary:
         return found
 
     def last_token(self, text):
-        """The token that a prompt ending in text ends with: added tokens first, then the longest."""
-        best = None
-        for n in range(1, min(len(text), self.longest) + 1):
-            piece = text[-n:]
-            if piece in self.added:
-                return self.added[piece]
-            # A piece of text never reaches back over an added token.
-            if any(piece.startswith(a) for a in self.added):
-                break
-            if piece in self.id_of:
-                best = self.id_of[piece]
-        if best is None:
-            fail(f"no token ends {text!r}")
-        return best
+        """The token that a prompt ending in text ends with: an added one, else the longest."""
+        after = 0 # pieces do not reach back over an added token
+        for content, i in self.added.items():
+            if text.endswith(content):
+                return i
+            after = max(after, text.rfind(content) + len(content) if content in text else 0)
+        for at in range(max(after, len(text) - self.longest), len(text)):
+            if text[at:] in self.id_of:
+                return self.id_of[text[at:]]
+        return fail(f"no token ends {text!r}")
 
     def cut(self, text, taken):
         """Cut text into pieces, the longest first. One that would repeat or is in taken grows by the
