@@ -19,7 +19,7 @@ struct arena {
 
 void arena_init(struct arena *a, size_t bytes_max);
 void arena_release(struct arena *a);
-void *arena_alloc(struct arena *a, size_t n_bytes);            /* zeroed, 16-byte aligned; NULL when full */
+void *arena_alloc(struct arena *a, size_t n_bytes); /* zeroed, 16-byte aligned; NULL when full */
 void *arena_array(struct arena *a, size_t n, size_t each);     /* checked product */
 char *arena_copy(struct arena *a, const char *text, size_t n); /* NUL-terminated copy */
 

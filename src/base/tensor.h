@@ -39,8 +39,8 @@ struct tensor {
     size_t shape[TENSOR_DIMS_MAX];
 };
 
-size_t dtype_bytes(enum dtype t);      /* of one element; 0 for DTYPE_NONE */
-const char *dtype_name(enum dtype t);  /* "float32", "bfloat16", "fp8_e4m3", ...: what flags say */
+size_t dtype_bytes(enum dtype t);     /* of one element; 0 for DTYPE_NONE */
+const char *dtype_name(enum dtype t); /* "float32", "bfloat16", "fp8_e4m3", ...: what flags say */
 bool dtype_is_float(enum dtype t);
 size_t tensor_count(const struct tensor *t); /* elements; the shape was checked when it was read */
 

@@ -1,0 +1,229 @@
+/* pool.c - worker threads that spin a little, then sleep. See pool.h.
+ *
+ * A region is published by writing its fields and then raising `epoch`; each worker runs its part
+ * and lowers `pending`. Both are futex words: who waits spins first, because within a decode step the
+ * next region is a few microseconds away, and sleeps when it has spun in vain. `sleepers` spares the
+ * wake system call when nobody sleeps. On a machine with fewer free cores than threads, spinning
+ * would keep the very thread that is waited for from running; so the spin yields now and then. */
+#include "base/pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/cpu.h"
+#include "base/size.h"
+
+enum { POOL_THREADS_MAX = 1024, SPIN_ROUNDS = 4000, SPIN_YIELD_EVERY = 256 };
+
+struct worker {
+    struct pool *pool;
+    pthread_t thread;
+    size_t idx; /* 1 .. n_threads-1; the caller is 0 */
+};
+
+struct pool {
+    size_t n_threads;
+    struct worker *workers; /* [n_threads - 1] */
+    bool may_spin;          /* a core for each thread */
+
+    /* The current region; written by the caller before epoch is raised. */
+    pool_fn *fn;
+    void *ctx;
+    size_t n, grain;
+
+    _Atomic uint32_t epoch;    /* futex: counts regions */
+    _Atomic uint32_t pending;  /* futex: workers that have not finished the region */
+    _Atomic uint32_t sleepers; /* workers in futex_wait on epoch */
+    _Atomic bool caller_sleeps;
+    _Atomic bool stop;
+};
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t expected)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+}
+
+static void futex_wake(_Atomic uint32_t *word, int n)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Thread `idx` of n_threads gets an equal share of the grains. */
+static void run_share(const struct pool *p, size_t idx)
+{
+    size_t n_grains = p->n / p->grain + (p->n % p->grain != 0);
+    size_t base = n_grains / p->n_threads, extra = n_grains % p->n_threads;
+    size_t first = idx * base + size_min(idx, extra);
+    size_t last = first + base + (idx < extra);
+    size_t begin = first * p->grain;
+    size_t end = last >= n_grains ? p->n : last * p->grain;
+
+    if (first < last) {
+        p->fn(p->ctx, begin, end, idx);
+    }
+}
+
+/* Wait until *word differs from `old`. */
+static uint32_t wait_change(struct pool *p, _Atomic uint32_t *word, uint32_t old)
+{
+    uint32_t now;
+    int rounds = p->may_spin ? SPIN_ROUNDS : 0;
+
+    for (int i = 0; i < rounds; i++) {
+        now = atomic_load_explicit(word, memory_order_acquire);
+        if (now != old) {
+            return now;
+        }
+        relax();
+        if (i % SPIN_YIELD_EVERY == SPIN_YIELD_EVERY - 1) {
+            sched_yield();
+        }
+    }
+    atomic_fetch_add(&p->sleepers, 1);
+    while ((now = atomic_load(word)) == old) {
+        futex_wait(word, old);
+    }
+    atomic_fetch_sub(&p->sleepers, 1);
+    return now;
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    struct pool *p = w->pool;
+    uint32_t epoch = 0;
+
+    for (;;) {
+        epoch = wait_change(p, &p->epoch, epoch);
+        if (atomic_load(&p->stop)) {
+            return NULL;
+        }
+        run_share(p, w->idx);
+        if (atomic_fetch_sub(&p->pending, 1) == 1 && atomic_load(&p->caller_sleeps)) {
+            futex_wake(&p->pending, 1);
+        }
+    }
+}
+
+static void wait_workers(struct pool *p)
+{
+    uint32_t left;
+    int rounds = p->may_spin ? SPIN_ROUNDS : 0;
+
+    for (int i = 0; i < rounds; i++) {
+        if (atomic_load_explicit(&p->pending, memory_order_acquire) == 0) {
+            return;
+        }
+        relax();
+        if (i % SPIN_YIELD_EVERY == SPIN_YIELD_EVERY - 1) {
+            sched_yield();
+        }
+    }
+    atomic_store(&p->caller_sleeps, true);
+    while ((left = atomic_load(&p->pending)) != 0) {
+        futex_wait(&p->pending, left);
+    }
+    atomic_store(&p->caller_sleeps, false);
+}
+
+static void publish(struct pool *p)
+{
+    atomic_fetch_add(&p->epoch, 1);
+    if (atomic_load(&p->sleepers) > 0) {
+        futex_wake(&p->epoch, POOL_THREADS_MAX);
+    }
+}
+
+enum status pool_new(struct pool **out, size_t n_threads, struct error *err)
+{
+    struct pool *p;
+    size_t started = 1;
+
+    *out = NULL;
+    if (n_threads == 0) {
+        n_threads = cpu_count_physical();
+    }
+    if (n_threads > POOL_THREADS_MAX) {
+        return error_set(err, ERR_LIMIT, "%zu threads asked for, at most %d are possible",
+                         n_threads, POOL_THREADS_MAX);
+    }
+    p = calloc(1, sizeof *p);
+    if (p) {
+        p->workers = calloc(n_threads, sizeof *p->workers);
+    }
+    if (!p || !p->workers) {
+        free(p);
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate a pool of %zu threads", n_threads);
+    }
+    p->may_spin = n_threads <= cpu_count_logical();
+    for (; started < n_threads; started++) {
+        struct worker *w = &p->workers[started - 1];
+        int rc;
+        w->pool = p;
+        w->idx = started;
+        rc = pthread_create(&w->thread, NULL, worker_main, w);
+        if (rc != 0) {
+            p->n_threads = started;
+            pool_free(p);
+            return error_set(err, ERR_IO, "cannot start worker thread %zu of %zu: %s", started,
+                             n_threads, strerror(rc));
+        }
+    }
+    p->n_threads = n_threads;
+    *out = p;
+    return OK;
+}
+
+void pool_free(struct pool *p)
+{
+    if (!p) {
+        return;
+    }
+    atomic_store(&p->stop, true);
+    atomic_fetch_add(&p->epoch, 1);
+    futex_wake(&p->epoch, POOL_THREADS_MAX);
+    for (size_t i = 1; i < p->n_threads; i++) {
+        pthread_join(p->workers[i - 1].thread, NULL);
+    }
+    free(p->workers);
+    free(p);
+}
+
+size_t pool_threads(const struct pool *p)
+{
+    return p ? p->n_threads : 1;
+}
+
+void pool_run(struct pool *p, size_t n, size_t grain, pool_fn *fn, void *ctx)
+{
+    if (n == 0) {
+        return;
+    }
+    if (!p || p->n_threads == 1 || n <= grain) {
+        fn(ctx, 0, n, 0);
+        return;
+    }
+    p->fn = fn;
+    p->ctx = ctx;
+    p->n = n;
+    p->grain = grain > 0 ? grain : 1;
+    atomic_store(&p->pending, (uint32_t)(p->n_threads - 1));
+    publish(p);
+    run_share(p, 0);
+    wait_workers(p);
+}
