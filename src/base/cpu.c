@@ -108,9 +108,9 @@ size_t cpu_count_physical(void)
     }
     CPU_ZERO(&leaders);
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (CPU_ISSET(cpu, &set)) {
+        if (CPU_ISSET((size_t)cpu, &set)) {
             int leader = core_leader(cpu);
-            CPU_SET(leader >= 0 && leader < CPU_SETSIZE ? leader : cpu, &leaders);
+            CPU_SET((size_t)(leader >= 0 && leader < CPU_SETSIZE ? leader : cpu), &leaders);
         }
     }
     return size_max((size_t)CPU_COUNT(&leaders), 1);

@@ -177,6 +177,7 @@ enum status json_parse(struct json_object **out, const char *text, size_t len, s
     enum json_tokener_error code;
     enum status rc;
     size_t valid = utf8_valid_prefix(text, len);
+    size_t end;
 
     *out = NULL;
     if (valid != len) {
@@ -196,17 +197,16 @@ enum status json_parse(struct json_object **out, const char *text, size_t len, s
     json_tokener_set_flags(tokener, JSON_TOKENER_STRICT);
     *out = json_tokener_parse_ex(tokener, text, (int)len);
     code = json_tokener_get_error(tokener);
+    end = json_tokener_get_parse_end(tokener);
     if (code == json_tokener_continue && !*out) {
         /* A bare number or word at the top ends only at the end of the text. */
         *out = json_tokener_parse_ex(tokener, "", 1);
         code = json_tokener_get_error(tokener);
     }
     if (code != json_tokener_success) {
-        rc = code == json_tokener_continue
-                 ? fault(err, len, "unexpected end")
-                 : fault(err, json_tokener_get_parse_end(tokener), json_tokener_error_desc(code));
+        rc = code == json_tokener_continue ? fault(err, len, "unexpected end")
+                                           : fault(err, end, json_tokener_error_desc(code));
     } else {
-        size_t end = json_tokener_get_parse_end(tokener);
         while (end < len && strchr(" \t\r\n", text[end])) {
             end++;
         }

@@ -98,7 +98,7 @@ void json_write_string(struct buf *b, const char *text, size_t len)
 void json_float_repr(char *out, double v)
 {
     enum { REPR_BYTES = 32 };
-    char digits[40], *mantissa = digits;
+    char digits[REPR_BYTES], *mantissa = digits;
     int exponent, n_digits;
     char all[24];
 
@@ -115,8 +115,11 @@ void json_float_repr(char *out, double v)
     exponent = (int)strtol(strchr(digits, 'e') + 1, NULL, 10);
     if (exponent < -4 || exponent >= 16) {
         char *e = strchr(digits, 'e');
+        char number[64];
         *e = '\0';
-        snprintf(out, REPR_BYTES, "%se%c%02d", digits, exponent < 0 ? '-' : '+', abs(exponent));
+        snprintf(number, sizeof number, "%se%c%02d", digits, exponent < 0 ? '-' : '+',
+                 abs(exponent));
+        snprintf(out, REPR_BYTES, "%.31s", number);
         return;
     }
     n_digits = 0;

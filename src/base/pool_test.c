@@ -1,0 +1,109 @@
+/* pool_test.c - every index once, whatever the thread count, the length and the grain. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/pool.h"
+
+struct visit {
+    unsigned char *seen; /* [n] */
+    size_t grain, n, threads;
+    int bad;
+};
+
+static void mark(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    struct visit *v = ctx;
+
+    if (begin >= end || end > v->n || thread >= v->threads || begin % v->grain != 0 ||
+        (end % v->grain != 0 && end != v->n)) {
+        v->bad = 1; /* only ever set to 1 */
+        return;
+    }
+    for (size_t i = begin; i < end; i++) {
+        v->seen[i]++;
+    }
+}
+
+static void test_covers(void **state)
+{
+    static const size_t lengths[] = {0, 1, 2, 3, 7, 64, 65, 1000};
+    static const size_t grains[] = {1, 2, 16, 64, 2000};
+
+    (void)state;
+    for (size_t threads = 1; threads <= 5; threads++) {
+        struct pool *pool;
+        assert_int_equal(pool_new(&pool, threads, NULL), OK);
+        assert_int_equal(pool_threads(pool), threads);
+        for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+            for (size_t g = 0; g < sizeof grains / sizeof *grains; g++) {
+                unsigned char seen[1001] = {0};
+                struct visit v = {seen, grains[g], lengths[l], threads, 0};
+                pool_run(pool, v.n, v.grain, mark, &v);
+                assert_int_equal(v.bad, 0);
+                for (size_t i = 0; i < v.n; i++) {
+                    assert_int_equal(seen[i], 1);
+                }
+                assert_int_equal(seen[v.n], 0);
+            }
+        }
+        pool_free(pool);
+    }
+}
+
+static void add_range(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    size_t *sums = ctx;
+    for (size_t i = begin; i < end; i++) {
+        sums[thread * 64] += i;
+    }
+}
+
+/* Many short regions in a row: the hand-over between regions is where such pools break. */
+static void test_many_regions(void **state)
+{
+    enum { REGIONS = 20000, N = 37, THREADS = 3 };
+    struct pool *pool;
+    size_t sums[THREADS * 64] = {0}, total = 0;
+
+    (void)state;
+    assert_int_equal(pool_new(&pool, THREADS, NULL), OK);
+    for (int i = 0; i < REGIONS; i++) {
+        pool_run(pool, N, 1, add_range, sums);
+    }
+    pool_free(pool);
+    for (size_t t = 0; t < THREADS; t++) {
+        total += sums[t * 64];
+    }
+    assert_int_equal(total, (size_t)REGIONS * (N * (N - 1) / 2));
+}
+
+static void test_edges(void **state)
+{
+    struct pool *pool;
+    struct error err;
+    size_t sum[64] = {0};
+
+    (void)state;
+    assert_int_equal(pool_new(&pool, 1 << 20, &err), ERR_LIMIT);
+    assert_null(pool);
+    pool_free(NULL);
+    pool_run(NULL, 10, 1, add_range, sum);
+    assert_int_equal(sum[0], 45);
+    assert_int_equal(pool_new(&pool, 0, &err), OK);
+    assert_true(pool_threads(pool) >= 1);
+    pool_free(pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_covers),
+        cmocka_unit_test(test_many_regions),
+        cmocka_unit_test(test_edges),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
