@@ -24,6 +24,7 @@ struct command {
     const char *summary;  /* one line for --help of the program */
     const char *examples; /* lines, shown at the end of `spillway NAME --help` */
     int (*run)(int argc, char **argv, struct log *log);
+    const char *arguments; /* "PROMPT...", for the usage line; NULL: none, or shown as ARG */
 };
 
 extern const struct command command_serve, command_run, command_chat, command_tokenize,

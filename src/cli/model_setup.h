@@ -23,13 +23,13 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     const char *quantization;    /* must agree with the checkpoint when given */
     const char *load_format;
     const char *model_override_args; /* JSON */
-    const char *cpu_isa;         /* auto|scalar|avx2 */
-    size_t threads;              /* 0: one per physical core */
-    size_t context_length;       /* 0: from the config */
-    size_t max_total_tokens;     /* 0: default */
-    size_t max_running_requests; /* 0: default */
-    int64_t chunked_prefill_size; /* -1: off; 0: default */
-    const char *chat_template;   /* file, or NULL */
+    const char *cpu_isa;             /* auto|scalar|avx2 */
+    size_t threads;                  /* 0: one per physical core */
+    size_t context_length;           /* 0: from the config */
+    size_t max_total_tokens;         /* 0: default */
+    size_t max_running_requests;     /* 0: default */
+    int64_t chunked_prefill_size;    /* -1: off; 0: default */
+    const char *chat_template;       /* file, or NULL */
 };
 
 extern const struct flag model_flag_table[];
@@ -40,10 +40,10 @@ struct model_setup {
     struct checkpoint *checkpoint;
     struct backend *backend;
     struct model *model;
-    struct tokenizer *tokenizer;          /* NULL when not asked for */
-    struct chat_template *chat_template;  /* NULL when the checkpoint has none or not asked for */
+    struct tokenizer *tokenizer;         /* NULL when not asked for */
+    struct chat_template *chat_template; /* NULL when the checkpoint has none or not asked for */
     struct generation_config generation;
-    int32_t eos_ids[CONFIG_EOS_MAX];      /* generation_config's, else config's */
+    int32_t eos_ids[CONFIG_EOS_MAX]; /* generation_config's, else config's */
     size_t n_eos_ids;
     size_t chunk_tokens, context_length, max_running;
 };
