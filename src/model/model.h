@@ -22,23 +22,25 @@
 struct pool;
 
 struct model_options {
-    enum dtype compute_dtype;   /* DTYPE_NONE = auto; F32, F16, BF16. auto on a CPU = F32 */
-    enum dtype kv_dtype;        /* DTYPE_NONE = auto (the compute dtype); F32, F16, BF16, F8_E4M3, F8_E5M2 */
-    enum dtype recurrent_dtype; /* DTYPE_NONE = auto (config's mamba_ssm_dtype, else F32); F32, BF16 */
-    size_t rows_max;            /* rows of one step: prefill chunk + running sequences */
-    size_t out_rows_max;        /* logit rows of one step */
-    struct state_budget budget; /* context_max 0: the config's; n_tokens 0: context_max */
+    enum dtype compute_dtype; /* DTYPE_NONE = auto; F32, F16, BF16. auto on a CPU = F32 */
+    enum dtype
+        kv_dtype; /* DTYPE_NONE = auto (the compute dtype); F32, F16, BF16, F8_E4M3, F8_E5M2 */
+    enum dtype
+        recurrent_dtype; /* DTYPE_NONE = auto (config's mamba_ssm_dtype, else F32); F32, BF16 */
+    size_t rows_max;     /* rows of one step: prefill chunk + running sequences */
+    size_t out_rows_max; /* logit rows of one step */
+    struct state_budget budget;          /* context_max 0: the config's; n_tokens 0: context_max */
     struct json_object *config_override; /* or NULL */
-    size_t gdn_chunk_min;       /* 0: default; SIZE_MAX: always the recurrent form (tests) */
-    struct pool *pool;          /* for loading; may be NULL */
+    size_t gdn_chunk_min; /* 0: default; SIZE_MAX: always the recurrent form (tests) */
+    struct pool *pool;    /* for loading; may be NULL */
 };
 
 struct model;
 
 /* Borrows ck and be; both must outlive the model. */
 enum status model_open(struct model **out, const struct checkpoint *ck, struct backend *be,
-                       const struct model_options *o, const struct log *log, struct progress *progress,
-                       struct error *err);
+                       const struct model_options *o, const struct log *log,
+                       struct progress *progress, struct error *err);
 void model_free(struct model *m); /* accepts NULL */
 
 const struct model_config *model_get_config(const struct model *m);
@@ -49,7 +51,8 @@ size_t model_weight_bytes(const struct model *m);
 /* Print-outs for start-up and `inspect`: the dtype table, the op plan, tensors skipped. */
 void model_print_dtypes(const struct model *m, struct buf *out);
 void model_print_plan(const struct model *m, struct buf *out);
-void model_print_skipped(const struct model *m, struct buf *out); /* "vision: 333 tensors, 893 MB" lines */
+void model_print_skipped(const struct model *m,
+                         struct buf *out); /* "vision: 333 tensors, 893 MB" lines */
 
 /* One sequence's part of a step. seq must have n_tokens reserved (state_reserve). */
 struct model_span {
@@ -64,8 +67,9 @@ struct model_span {
 typedef void model_tap_fn(void *ctx, size_t layer, const float *rows, size_t n_rows);
 
 struct model_step_result {
-    const float *logits;        /* [sum of n_logits][vocab_size] float32, in span order; valid until the next step */
-    const int16_t *bad_layer;   /* per span: -1, or the first layer with a value that is not finite */
+    const float *
+        logits; /* [sum of n_logits][vocab_size] float32, in span order; valid until the next step */
+    const int16_t *bad_layer; /* per span: -1, or the first layer with a value that is not finite */
     const float *router_margin; /* per row, when asked for; else NULL */
 };
 

@@ -26,14 +26,15 @@ struct state_shape {
     enum dtype conv_dtype, recurrent_dtype, kv_dtype;
 };
 struct state_budget {
-    size_t n_live;        /* sequences that may exist at once */
-    size_t n_snapshots;   /* snapshot slots besides */
-    size_t n_tokens;      /* KV pool, rounded up to pages */
-    size_t context_max;   /* longest sequence */
+    size_t n_live;      /* sequences that may exist at once */
+    size_t n_snapshots; /* snapshot slots besides */
+    size_t n_tokens;    /* KV pool, rounded up to pages */
+    size_t context_max; /* longest sequence */
 };
 
 /* Bytes that state_store_new would allocate; false on overflow. */
-bool state_store_bytes(size_t *out, const struct state_shape *shape, const struct state_budget *budget);
+bool state_store_bytes(size_t *out, const struct state_shape *shape,
+                       const struct state_budget *budget);
 enum status state_store_new(struct state_store **out, struct backend *be,
                             const struct state_shape *shape, const struct state_budget *budget,
                             struct error *err);
@@ -51,14 +52,18 @@ struct seq_state;
 
 /* An empty sequence. ERR_BUSY when no live slot is free. */
 enum status state_new(struct seq_state **out, struct state_store *s, struct error *err);
-void state_free(struct state_store *s, struct seq_state *q); /* returns slot and pages; accepts NULL */
+void state_free(struct state_store *s,
+                struct seq_state *q); /* returns slot and pages; accepts NULL */
 size_t state_tokens(const struct seq_state *q);
 
 /* Make room to append n tokens: pages taken, shared ones that will be written copied, the slot made
  * unique. ERR_BUSY when the pool is short (nothing changed), ERR_LIMIT past context_max. */
 enum status state_reserve(struct state_store *s, struct seq_state *q, size_t n_tokens,
                           struct error *err);
-size_t state_pages_needed(const struct seq_state *q, size_t n_tokens); /* new pages reserve would take */
+size_t state_pages_needed(const struct seq_state *q,
+                          size_t n_tokens); /* new pages reserve would take */
+/* Whether n tokens could be appended now without another reserve: the promise that model_step needs. */
+bool state_is_reserved(const struct seq_state *q, size_t n_tokens);
 /* After a step wrote n reserved tokens. */
 void state_advance(struct seq_state *q, size_t n_tokens);
 /* The span of the next n tokens (reserved): fills position, slot, pages, state_is_zero. */
