@@ -40,6 +40,10 @@ struct chat_template_traits {
 };
 struct chat_template_traits chat_template_traits(const struct chat_template *t);
 
+/* Whether the template's text reads the variable: a client's chat_template_kwargs that no template
+ * looks at are worth a 400. */
+bool chat_template_reads(const struct chat_template *t, const char *variable);
+
 struct rendered { /* release with rendered_release */
     struct buf text;
     struct text_run *runs; /* slices of text.data, adjacent runs of one kind joined */
@@ -49,11 +53,17 @@ void rendered_release(struct rendered *r);
 
 /* messages: array; tools: array or NULL; kwargs: object of extra variables or NULL. now_s: the time
  * that strftime_now prints. A message-level fault, raise_exception included, is ERR_BAD_REQUEST with
- * the template's text; limits give ERR_LIMIT. Thread-safe on a shared template. */
+ * the template's text, after "messages[2]: " when the template was at that message; limits give
+ * ERR_LIMIT. kwargs may not name messages, tools, add_generation_prompt, chat_template, tokenize or a
+ * variable that comes from the checkpoint: ERR_BAD_REQUEST. Thread-safe on a shared template.
+ *
+ * A message's role is trusted when it is one of the words system, user, assistant, tool, function,
+ * developer: templates build control tokens around it ("<|user|>"), and none of these words is one. */
 struct render_options {
     struct json_object *messages, *tools, *kwargs;
     bool add_generation_prompt;
     int64_t now_s;
+    size_t index_shift; /* what errors add to the index of a message past the first */
 };
 enum status chat_template_render(struct rendered *out, const struct chat_template *t,
                                  const struct render_options *o, struct error *err);
