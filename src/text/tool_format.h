@@ -10,11 +10,15 @@
 #ifndef TEXT_TOOL_FORMAT_H
 #define TEXT_TOOL_FORMAT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/buf.h"
 #include "base/json.h"
 #include "base/str.h"
+
+/* A name of a function or parameter; what is longer is no name, and the text is content. */
+enum { TOOL_NAME_BYTES_MAX = 256 };
 
 enum tool_event_kind {
     TOOL_EVENT_CONTENT,   /* text */
