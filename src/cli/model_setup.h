@@ -8,6 +8,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "cli/flags.h"
+#include "cli/settings.h"
 #include "formats/checkpoint.h"
 #include "model/model.h"
 #include "text/chat_template.h"
@@ -19,7 +20,7 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     const char *dtype;           /* auto|half|float16|bfloat16|float|float32 */
     const char *kv_cache_dtype;  /* auto|float32|float16|bf16|bfloat16|fp8_e4m3|fp8_e5m2 */
     const char *mamba_ssm_dtype; /* auto|float32|bfloat16 */
-    const char *cpu_activations; /* auto|f32|bf16|int8 */
+    const char *cpu_activations; /* auto|f32|bf16|int8; all resolve to f32 so far */
     const char *quantization;    /* must agree with the checkpoint when given */
     const char *load_format;
     const char *model_override_args; /* JSON */
@@ -30,6 +31,8 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     size_t max_running_requests;     /* 0: default */
     int64_t chunked_prefill_size;    /* -1: off; 0: default */
     const char *chat_template;       /* file, or NULL */
+    const char *revision;            /* of a hub name, or NULL */
+    size_t max_prefill_tokens;       /* per step; 0: one chunk */
 };
 
 extern const struct flag model_flag_table[];
@@ -45,22 +48,27 @@ struct model_setup {
     struct generation_config generation;
     int32_t eos_ids[CONFIG_EOS_MAX]; /* generation_config's, else config's */
     size_t n_eos_ids;
-    size_t chunk_tokens, context_length, max_running;
+    size_t chunk_tokens, context_length, max_running; /* chunk_tokens 0: prompts are not cut */
+    size_t max_prefill_tokens;
+    struct settings settings;     /* asked and done, for /server_info */
+    struct json_object *override; /* --json-model-override-args, or NULL */
 };
 
 struct model_setup_options {
     bool want_tokenizer, want_template;
-    size_t rows_max;     /* 0: chunk + running */
-    size_t out_rows_max; /* 0: running; eval: rows_max */
+    size_t rows_max;     /* 0: prefill tokens of a step + running */
+    size_t out_rows_max; /* 0: running; SIZE_MAX: rows_max (eval) */
     size_t n_snapshots;
     size_t gdn_chunk_min; /* 0: default */
-    bool quiet;           /* no settings print-out */
+    bool quiet;           /* no settings print-out; warnings stay */
 };
 
 /* Hub cache folders from the environment (the only getenv of the program besides flags): a static
- * list for checkpoint_open; NULL-terminated; strings live as long as the process. */
+ * list for checkpoint_open; NULL-terminated; strings live as long as the process. Not thread-safe. */
 const char *const *hub_cache_dirs(void);
 
+/* Refuses before anything large is read when weights, pools and scratch exceed the memory available. On
+ * failure *out holds nothing. */
 enum status model_setup_open(struct model_setup *out, const struct model_flags *f,
                              const struct model_setup_options *o, const struct log *log,
                              struct error *err);

@@ -1,0 +1,39 @@
+/* model_resolve.h - every `auto` and default of the model flags, as one decided set of numbers.
+ *
+ * Place: cli; a pure function of flags and config, so that it can be tested without a model. */
+#ifndef CLI_MODEL_RESOLVE_H
+#define CLI_MODEL_RESOLVE_H
+
+#include <stddef.h>
+
+#include "base/status.h"
+#include "base/tensor.h"
+#include "cli/model_setup.h"
+#include "cli/settings.h"
+#include "formats/model_config.h"
+
+enum {
+    MAX_RUNNING_DEFAULT = 32,
+    MAX_TOTAL_TOKENS_DEFAULT = 65536, /* KV pool on a CPU */
+    CHUNK_TOKENS_DEFAULT = 2048,
+    CHUNK_TOKENS_UNIT = 64 /* pages and the chunked delta rule both work on 64 tokens */
+};
+
+struct model_resolved {
+    enum dtype compute, kv, recurrent;
+    size_t context_length, max_total_tokens, max_running;
+    size_t chunk_tokens; /* 0: never cut */
+    size_t max_prefill_tokens;
+    size_t rows_max;
+};
+
+/* Adds one row to `settings` for each decision. ERR_USAGE names the flag. */
+enum status model_resolve(struct model_resolved *out, const struct model_flags *f,
+                          const struct model_config *c, struct settings *settings,
+                          struct error *err);
+
+/* --quantization against the checkpoint's quant_method (NULL: not quantised). */
+enum status quantization_check(const char *asked, const char *stored, struct settings *settings,
+                               struct error *err);
+
+#endif
