@@ -41,20 +41,20 @@ struct state_pools {
     enum dtype conv_dtype, recurrent_dtype, kv_dtype;
     size_t n_slots, n_pages, n_gdn_layers, n_attn_layers;
     size_t conv_elems, recurrent_elems; /* per layer and slot */
-    size_t kv_elems;                    /* per layer and page: n_kv_heads * KV_PAGE_TOKENS * head_dim */
-    size_t kv_scales;                   /* per layer and page: n_kv_heads * KV_PAGE_TOKENS, 0 if not fp8 */
-    uint8_t *conv, *recurrent;          /* [layer][slot][elems] */
-    uint8_t *k, *v;                     /* [layer][page][elems] */
-    float *k_scale, *v_scale;           /* [layer][page][scales] or NULL */
+    size_t kv_elems;           /* per layer and page: n_kv_heads * KV_PAGE_TOKENS * head_dim */
+    size_t kv_scales;          /* per layer and page: n_kv_heads * KV_PAGE_TOKENS, 0 if not fp8 */
+    uint8_t *conv, *recurrent; /* [layer][slot][elems] */
+    uint8_t *k, *v;            /* [layer][page][elems] */
+    float *k_scale, *v_scale;  /* [layer][page][scales] or NULL */
 };
 
 /* One sequence's part of a step: rows [row, row + n_rows) of every ROWS_ALL buffer. */
 struct span {
     size_t row, n_rows;
-    size_t position;       /* tokens of the sequence before this span (also the RoPE position) */
-    int32_t slot;          /* of conv and recurrent state */
-    const int32_t *pages;  /* pages[i] holds tokens [i*64, i*64+64); covers position + n_rows */
-    bool state_is_zero;    /* nothing before: the slot's content must not be read */
+    size_t position;      /* tokens of the sequence before this span (also the RoPE position) */
+    int32_t slot;         /* of conv and recurrent state */
+    const int32_t *pages; /* pages[i] holds tokens [i*64, i*64+64); covers position + n_rows */
+    bool state_is_zero;   /* nothing before: the slot's content must not be read */
 };
 
 struct step {
@@ -64,9 +64,10 @@ struct step {
     size_t n_spans;
     const int32_t *out_rows; /* rows whose logits are wanted */
     size_t n_out_rows;
-    int16_t *bad_layer;  /* [n_rows], set to -1 by the caller; OP_CHECK writes the first layer with a
+    int16_t *bad_layer; /* [n_rows], set to -1 by the caller; OP_CHECK writes the first layer with a
                             value that is not finite */
-    float *router_margin; /* [n_rows] or NULL: smallest (k-th minus next) probability over layers */
+    float *router_margin; /* [n_rows] or NULL: smallest (k-th minus next) probability over layers;
+                             set to INFINITY by the caller */
 };
 
 enum op_kind {
@@ -78,7 +79,7 @@ enum op_kind {
     OP_QKV,        /* q and k norm, partial rope, KV write */
     OP_ATTENTION,  /* causal attention over the pages, times sigmoid(gate) */
     OP_ROUTE,      /* router logits, softmax, top-k */
-    OP_EXPERTS,    /* out += sum of routed experts */
+    OP_EXPERTS,    /* out = sum of routed experts */
     OP_SWIGLU,     /* out = silu(gate) * up */
     OP_ADD_SHARED, /* x += routed + sigmoid(g) * shared */
     OP_CHECK,      /* note rows of x that are not finite */
@@ -114,10 +115,10 @@ struct op_conv {
     size_t gdn_layer;
 };
 struct op_delta {
-    struct operand qkv; /* conv output: q [nk*dk] | k [nk*dk] | v [nv*dv] */
-    struct operand z;   /* [nv*dv] output gate */
-    struct operand a, b; /* [nv] */
-    struct operand out; /* [nv*dv] */
+    struct operand qkv;     /* conv output: q [nk*dk] | k [nk*dk] | v [nv*dv] */
+    struct operand z;       /* [nv*dv] output gate */
+    struct operand a, b;    /* [nv] */
+    struct operand out;     /* [nv*dv] */
     const float *neg_exp_a; /* [nv] -exp(A_log) */
     const float *dt_bias;   /* [nv] */
     const float *norm;      /* [dv] plain weight */
@@ -139,7 +140,7 @@ struct op_qkv {
     size_t attn_layer;
 };
 struct op_attention {
-    struct operand q; /* after OP_QKV */
+    struct operand q;   /* after OP_QKV */
     struct operand out; /* [nq*hd] */
     bool is_gated;
     size_t nq, nkv, hd;
@@ -167,7 +168,7 @@ struct op_swiglu {
     struct operand gate, up, out;
 };
 struct op_add_shared {
-    struct operand x;      /* residual, += */
+    struct operand x; /* residual, += */
     struct operand routed;
     struct operand shared; /* cols 0: no shared expert */
     struct operand gate;   /* [1] before the sigmoid; cols 0: no gate */
@@ -182,7 +183,7 @@ struct op_gather {
 struct op {
     enum op_kind kind;
     enum op_rows rows;
-    int16_t layer; /* model layer, -1 outside */
+    int16_t layer;      /* model layer, -1 outside */
     const char *name;   /* "in_proj", "o_proj": static */
     const char *kernel; /* filled by check(): the kernel that will run, "linear bf16 avx2" */
     union {
@@ -214,9 +215,11 @@ struct backend_ops {
                            size_t context_max, struct error *err);
     enum status (*run)(struct backend *be, const struct op *op, const struct step *step,
                        const struct state_pools *state, struct error *err);
-    void *(*buffer_new)(struct backend *be, size_t n_bytes); /* zeroed, 64-byte aligned; NULL: none left */
+    void *(*buffer_new)(struct backend *be,
+                        size_t n_bytes); /* zeroed, 64-byte aligned; NULL: none left */
     void (*buffer_free)(struct backend *be, void *data);
-    void (*copy)(struct backend *be, void *dst, const void *src, size_t n_bytes); /* within the device */
+    void (*copy)(struct backend *be, void *dst, const void *src,
+                 size_t n_bytes); /* within the device */
     void (*read)(struct backend *be, void *host, const void *src, size_t n_bytes);
     void (*write)(struct backend *be, void *dst, const void *host, size_t n_bytes);
     void (*free)(struct backend *be); /* destroys the backend */

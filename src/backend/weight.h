@@ -49,7 +49,8 @@ struct weight {
 size_t weight_n_groups(const struct weight *w);
 size_t weight_row_bytes(const struct weight *w); /* of data */
 size_t weight_bytes(const struct weight *w);     /* data, scales, zeros, perm */
-const char *weight_kind_name(const struct weight *w); /* "bfloat16", "int4 g128", static storage per kind */
+const char *
+weight_kind_name(const struct weight *w); /* "bfloat16", "int4 g128", static storage per kind */
 
 /* Rows [row0, row0+n) of w as a weight of its own (shares perm). */
 struct weight weight_rows(const struct weight *w, size_t row0, size_t n);
@@ -59,6 +60,9 @@ void weight_pack_int4(uint8_t *dst, const uint8_t *q, size_t n);
 
 /* One row as float32 in original input order: the reference that kernels are tested against. */
 void weight_row_f32(const struct weight *w, size_t row, float *out);
+
+/* The same in the stored order: value k multiplies x[perm[k]]. */
+void weight_row_stored_f32(const struct weight *w, size_t row, float *out);
 
 /* The shape rules above. */
 bool weight_int4_fits(size_t n_in, size_t group);

@@ -9,7 +9,8 @@ enum cpu_isa { CPU_ISA_AUTO, CPU_ISA_SCALAR, CPU_ISA_AVX2 };
 
 struct cpu_backend_options {
     size_t n_threads; /* 0: one per physical core */
-    enum cpu_isa isa; /* AUTO: the best that this machine runs; asking for more than that is ERR_UNSUPPORTED */
+    enum cpu_isa
+        isa; /* AUTO: the best that this machine runs; asking for more than that is ERR_UNSUPPORTED */
 };
 
 enum status cpu_backend_new(struct backend **out, const struct cpu_backend_options *o,

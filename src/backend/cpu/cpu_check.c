@@ -1,0 +1,141 @@
+/* cpu_check.c - what every op family checks of its operands, and the names of kernels.
+ *
+ * Place: backend/cpu. Called while the plan is built; a plan that passed never fails for types or
+ *        shapes later. */
+#include <stdio.h>
+#include <string.h>
+
+#include "backend/cpu/cpu_internal.h"
+
+enum status cpu_refuse(struct error *err, const struct op *op, const char *fmt, ...)
+{
+    char text[256];
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return error_set(err, ERR_UNSUPPORTED, "%s '%s' of layer %d: %s", op_kind_name(op->kind),
+                     op->name ? op->name : "?", op->layer, text);
+}
+
+enum status cpu_broken(struct error *err, const struct op *op, const char *what)
+{
+    return error_set(err, ERR_INTERNAL, "%s '%s' of layer %d: %s", op_kind_name(op->kind),
+                     op->name ? op->name : "?", op->layer, what);
+}
+
+enum status cpu_check_operand(const struct op *op, const char *what, const struct operand *o,
+                              size_t cols, struct error *err)
+{
+    if (!o->data) {
+        return cpu_refuse(err, op, "%s has no buffer", what);
+    }
+    if (o->dtype != DTYPE_F32) {
+        return cpu_refuse(err, op, "%s is stored as %s, the CPU computes on float32", what,
+                          dtype_name(o->dtype));
+    }
+    if (o->round != DTYPE_F32 && o->round != DTYPE_F16 && o->round != DTYPE_BF16) {
+        return cpu_refuse(err, op, "%s cannot be rounded to %s", what, dtype_name(o->round));
+    }
+    if (o->cols != cols || cols == 0) {
+        return cpu_refuse(err, op, "%s has %zu columns, %zu expected", what, o->cols, cols);
+    }
+    return OK;
+}
+
+enum status cpu_check_exact(const struct op *op, const char *what, const struct operand *o,
+                            size_t cols, struct error *err)
+{
+    enum status rc = cpu_check_operand(op, what, o, cols, err);
+
+    if (rc == OK && o->round != DTYPE_F32) {
+        rc = cpu_refuse(err, op, "%s must be float32, not %s", what, dtype_name(o->round));
+    }
+    return rc;
+}
+
+static enum status check_quantised(const struct op *op, const char *what, const struct weight *w,
+                                   struct error *err)
+{
+    if (!weight_int4_fits(w->n_in, w->group) || w->group > w->n_in) {
+        return cpu_refuse(err, op, "%s: %zu inputs in groups of %zu do not fit blocks of %d", what,
+                          w->n_in, w->group, WEIGHT_BLOCK);
+    }
+    if (!w->scales) {
+        return cpu_refuse(err, op, "%s has no scales", what);
+    }
+    for (size_t k = 0; w->perm && k < w->n_in; k++) {
+        if (w->perm[k] < 0 || (size_t)w->perm[k] >= w->n_in) {
+            return cpu_refuse(err, op, "%s: input %zu is taken from column %d", what, k,
+                              w->perm[k]);
+        }
+    }
+    return OK;
+}
+
+enum status cpu_check_weight(const struct op *op, const char *what, const struct weight *w,
+                             size_t n_in, struct error *err)
+{
+    if (!w->data || w->n_in == 0 || w->n_out == 0) {
+        return cpu_refuse(err, op, "%s is empty", what);
+    }
+    if (w->dtype != DTYPE_F32 && w->dtype != DTYPE_F16 && w->dtype != DTYPE_BF16) {
+        return cpu_refuse(err, op, "%s: no kernel for %s", what, dtype_name(w->dtype));
+    }
+    if (n_in != 0 && w->n_in != n_in) {
+        return cpu_refuse(err, op, "%s has %zu inputs, its operand %zu columns", what, w->n_in,
+                          n_in);
+    }
+    switch (w->kind) {
+    case WEIGHT_DENSE:
+        return w->perm ? cpu_refuse(err, op, "%s is dense and permuted", what) : OK;
+    case WEIGHT_INT4:
+    case WEIGHT_INT8:
+        return check_quantised(op, what, w, err);
+    case WEIGHT_NONE:
+        break;
+    }
+    return cpu_refuse(err, op, "%s has no kind", what);
+}
+
+enum status cpu_check_all_rows(const struct op *op, struct error *err)
+{
+    return op->rows == ROWS_ALL ? OK : cpu_refuse(err, op, "works on all rows of a step only");
+}
+
+/* op->kernel is a static string, so the names are a table: every family that reads weights times every
+ * kind times every instruction set. */
+#define NAME_ISAS(family, kind)                                                                    \
+    {family, kind, "scalar", family " " kind " scalar"},                                           \
+    {                                                                                              \
+        family, kind, "avx2", family " " kind " avx2"                                              \
+    }
+#define NAME_KINDS(family)                                                                         \
+    NAME_ISAS(family, "float32"), NAME_ISAS(family, "float16"), NAME_ISAS(family, "bfloat16"),     \
+        NAME_ISAS(family, "int4"), NAME_ISAS(family, "int4 row"), NAME_ISAS(family, "int4 g32"),   \
+        NAME_ISAS(family, "int4 g64"), NAME_ISAS(family, "int4 g128"), NAME_ISAS(family, "int8"),  \
+        NAME_ISAS(family, "int8 row"), NAME_ISAS(family, "int8 g32"),                              \
+        NAME_ISAS(family, "int8 g64"), NAME_ISAS(family, "int8 g128"), NAME_ISAS(family, "mixed")
+
+const char *cpu_kernel_name(const struct cpu_backend *be, const char *family,
+                            const struct weight *w)
+{
+    static const struct {
+        const char *family, *kind, *isa, *name;
+    } names[] = {
+        NAME_KINDS("linear"),
+        NAME_KINDS("route"),
+        NAME_KINDS("experts"),
+        NAME_KINDS("embed"),
+    };
+    const char *kind = w ? weight_kind_name(w) : "mixed";
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i].family, family) == 0 && strcmp(names[i].kind, kind) == 0 &&
+            strcmp(names[i].isa, be->kernels->isa) == 0) {
+            return names[i].name;
+        }
+    }
+    return family;
+}
