@@ -19,9 +19,16 @@
 #include "base/status.h"
 #include "base/tensor.h"
 
+enum {
+    GPTQ_RULES_MAX = 1024, /* `dynamic` */
+    GPTQ_PATTERN_BYTES_MAX = 4096,
+    GPTQ_MATCH_STEPS_MAX =
+        100000 /* per rule and name: a pattern that backtracks longer is refused */
+};
+
 struct gptq_rule;
 
-struct gptq_settings { /* what holds for one module after `dynamic` */
+struct gptq_settings {  /* what holds for one module after `dynamic` */
     unsigned bits;      /* 4 or 8 */
     int64_t group_size; /* > 0, or -1: one group per column */
     bool is_symmetric;
@@ -39,16 +46,32 @@ void gptq_config_free(struct gptq_config *c);
 const struct gptq_settings *gptq_config_default(const struct gptq_config *c);
 
 /* The settings of module `name` (a checkpoint name without ".weight"/".qweight"): first matching
- * rule, anchored at the start as Python's re.match. */
-enum status gptq_config_for(struct gptq_settings *out, const struct gptq_config *c, const char *name,
-                            struct error *err);
+ * rule, anchored at the start as Python's re.match. lm_head needs the file's lm_head switch besides
+ * and embeddings never count as quantised: official files name both in rules that do nothing.
+ * Thread-safe on one config. */
+enum status gptq_config_for(struct gptq_settings *out, const struct gptq_config *c,
+                            const char *name, struct error *err);
 
-struct gptq_tensors { /* as found in the checkpoint; qzeros and g_idx may have data == NULL */
+struct gptq_tensors {      /* as found in the checkpoint; qzeros and g_idx may have data == NULL */
     struct tensor qweight; /* [in*bits/32, out] I32 */
     struct tensor qzeros;  /* [groups, out*bits/32] I32 */
     struct tensor scales;  /* [groups, out] F16, BF16, F32 */
     struct tensor g_idx;   /* [in] I32 */
 };
+
+/* What was odd about a module and how it was read: bits of gptq_matrix.notes. */
+enum {
+    GPTQ_NOTE_NOT_EXPECTED = 1 << 0, /* metadata says plain, the file holds qweight: quantised */
+    GPTQ_NOTE_OTHER_ZEROS =
+        1 << 1, /* symmetric zeros in the other convention: 2^(bits-1) all the same */
+    GPTQ_NOTE_ASYMMETRIC = 1 << 2, /* marked symmetric, zeros are not: read as asymmetric */
+    GPTQ_NOTE_FLOODED = 1 << 3, /* v1 zeros whose upper fields are all ones: old packing fault? */
+    GPTQ_NOTE_ORDERED = 1 << 4, /* desc_act is false, g_idx is permuted: g_idx applied */
+    GPTQ_NOTE_COUNT = 5
+};
+
+/* The text of one note bit, without the module's name. */
+const char *gptq_note_text(unsigned note);
 
 /* A checked matrix, ready to unpack. Borrows the tensors' data. */
 struct gptq_matrix {
@@ -56,7 +79,8 @@ struct gptq_matrix {
     unsigned bits;
     size_t n_in, n_out, n_groups;
     size_t group_size; /* inputs per group (the last group may be short) */
-    const uint8_t *qweight, *qzeros; /* qzeros NULL: symmetric, zero = 2^(bits-1); bytes, maybe unaligned */
+    const uint8_t *qweight,
+        *qzeros; /* qzeros NULL: symmetric, zero = 2^(bits-1); bytes, maybe unaligned */
     bool zeros_are_v1;
     struct tensor scales;
     /* Act-order: perm[i] = the original input row at place i when rows are sorted by group (stable);
@@ -65,10 +89,12 @@ struct gptq_matrix {
     /* g_idx where groups are not group_size rows each (then no permutation helps): NULL as a rule;
      * else the group of each input, borrowed from the checkpoint, and the caller must dequantise. */
     const uint8_t *irregular_g_idx;
+    unsigned notes; /* GPTQ_NOTE_ bits */
 };
 
 /* Check shapes, types, ranges (every g_idx < groups, scales finite). Errors and warnings name the
- * module. On OK the caller releases with gptq_matrix_release(). */
+ * module. With log NULL the caller reports from `notes` (one line for 30,000 experts, not 30,000).
+ * name is borrowed. On OK the caller releases with gptq_matrix_release(). */
 enum status gptq_matrix_init(struct gptq_matrix *out, const char *name,
                              const struct gptq_settings *settings, const struct gptq_tensors *t,
                              const struct log *log, struct error *err);
