@@ -62,8 +62,9 @@ struct model_span {
     size_t n_logits; /* logits of the last n_logits tokens are wanted: 0, 1, or all of them */
 };
 
-/* After each layer (and the embedding: layer 0, and the final norm, see eval) the tap gets the
- * rows' residual stream: [n_rows][hidden] float32, host memory, borrowed. For `eval` and tests. */
+/* The tap gets the rows' residual stream, [n_rows][hidden] float32, host memory, borrowed: after the
+ * embedding as layer 0, after layer i (0-based) as i + 1; the last one after the final norm, as the
+ * head sees it. For `eval` and tests. */
 typedef void model_tap_fn(void *ctx, size_t layer, const float *rows, size_t n_rows);
 
 struct model_step_result {

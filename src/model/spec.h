@@ -161,7 +161,7 @@ struct model_spec {
     size_t n_gdn_layers, n_attn_layers;
     bool failed; /* a slot could not be added */
 
-    const char *anchor;           /* tensor that tells the prefix, "embed_tokens.weight" */
+    const char *anchor;           /* module whose place tells the prefix, "embed_tokens" */
     const char *const *prefixes;  /* NULL-terminated, tried in order; exactly one must fit */
     const struct spec_skip *skip; /* ends with a NULL pattern */
 };

@@ -239,7 +239,7 @@ enum status qwen_hybrid_build(struct model_spec *spec, const struct model_config
     if (rc != OK) {
         return rc;
     }
-    spec->anchor = "embed_tokens.weight";
+    spec->anchor = "embed_tokens";
     spec->prefixes = prefixes;
     spec->skip = skip;
     outside_add(spec, c);

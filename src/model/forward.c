@@ -1,0 +1,249 @@
+/* forward.c - one step: rows of several sequences through the plan.
+ *
+ * Place: model; see model.h. A step fills lists that were allocated at load, runs the operations in
+ *        order, and looks at what came out; it allocates nothing. */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+#include "model/model_internal.h"
+
+/* ---- buffers ---- */
+
+static bool rows_alloc(float **out, size_t rows, size_t cols)
+{
+    size_t n;
+
+    if (!size_mul(&n, rows, cols)) {
+        return false;
+    }
+    *out = calloc(n, sizeof **out);
+    return *out != NULL;
+}
+
+enum status step_buffers_make(struct model *m, struct error *err)
+{
+    struct step_buffers *b = &m->step;
+    size_t rows = m->options.rows_max, out_rows = m->options.out_rows_max;
+
+    b->spans_max = size_min(rows, STEP_SPANS_MAX);
+    b->tokens = calloc(rows, sizeof *b->tokens);
+    b->spans = calloc(b->spans_max, sizeof *b->spans);
+    b->out_rows = calloc(out_rows, sizeof *b->out_rows);
+    b->row_bad = calloc(rows, sizeof *b->row_bad);
+    b->span_bad = calloc(b->spans_max, sizeof *b->span_bad);
+    b->router_margin = calloc(rows, sizeof *b->router_margin);
+    if (!b->tokens || !b->spans || !b->out_rows || !b->row_bad || !b->span_bad ||
+        !b->router_margin || !rows_alloc(&b->tap_rows, rows, m->spec.hidden) ||
+        !rows_alloc(&b->logits, out_rows, m->spec.vocab)) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate buffers for %zu rows", rows);
+    }
+    return OK;
+}
+
+void step_buffers_release(struct step_buffers *b)
+{
+    free(b->tokens);
+    free(b->spans);
+    free(b->out_rows);
+    free(b->row_bad);
+    free(b->span_bad);
+    free(b->router_margin);
+    free(b->tap_rows);
+    free(b->logits);
+    *b = (struct step_buffers){0};
+}
+
+/* ---- before the run ---- */
+
+static enum status span_check(const struct model *m, const struct model_span *s, struct error *err)
+{
+    if (s->n_tokens == 0 || s->n_logits > s->n_tokens) {
+        return error_set(err, ERR_INTERNAL, "a span of %zu tokens wants %zu logits", s->n_tokens,
+                         s->n_logits);
+    }
+    if (!state_is_reserved(s->seq, s->n_tokens)) {
+        return error_set(err, ERR_INTERNAL, "a span of %zu tokens was not reserved", s->n_tokens);
+    }
+    for (size_t i = 0; i < s->n_tokens; i++) {
+        if (s->tokens[i] < 0 || (size_t)s->tokens[i] >= m->spec.vocab) {
+            return error_set(err, ERR_BAD_REQUEST, "token id %d is outside the vocabulary of %zu",
+                             s->tokens[i], m->spec.vocab);
+        }
+    }
+    return OK;
+}
+
+/* Lays the spans out as rows. */
+static enum status step_fill(struct model *m, struct step *step, const struct model_span *spans,
+                             size_t n_spans, struct error *err)
+{
+    struct step_buffers *b = &m->step;
+
+    if (n_spans == 0 || n_spans > b->spans_max) {
+        return error_set(err, ERR_LIMIT, "a step of %zu sequences: 1 to %zu are possible", n_spans,
+                         b->spans_max);
+    }
+    for (size_t i = 0; i < n_spans; i++) {
+        const struct model_span *s = &spans[i];
+        enum status rc = span_check(m, s, err);
+
+        if (rc != OK) {
+            return rc;
+        }
+        if (s->n_tokens > m->options.rows_max - step->n_rows ||
+            s->n_logits > m->options.out_rows_max - step->n_out_rows) {
+            return error_set(err, ERR_LIMIT,
+                             "a step is too large: at most %zu rows, %zu with logits",
+                             m->options.rows_max, m->options.out_rows_max);
+        }
+        b->spans[i].row = step->n_rows;
+        b->spans[i].n_rows = s->n_tokens;
+        state_span(s->seq, &b->spans[i]);
+        memcpy(b->tokens + step->n_rows, s->tokens, s->n_tokens * sizeof *s->tokens);
+        step->n_rows += s->n_tokens;
+        for (size_t j = s->n_logits; j > 0; j--) {
+            b->out_rows[step->n_out_rows++] = (int32_t)(step->n_rows - j);
+        }
+    }
+    for (size_t i = 0; i < step->n_rows; i++) {
+        b->row_bad[i] = -1;
+        b->router_margin[i] = INFINITY; /* operations keep the minimum */
+    }
+    step->tokens = b->tokens;
+    step->spans = b->spans;
+    step->n_spans = n_spans;
+    step->out_rows = b->out_rows;
+    step->bad_layer = b->row_bad;
+    return OK;
+}
+
+/* ---- the run ---- */
+
+static void tap_rows(struct model *m, const struct step *step, const struct model_step_options *o,
+                     size_t layer, const struct operand *rows)
+{
+    m->be->ops->read(m->be, m->step.tap_rows, rows->data,
+                     step->n_rows * m->spec.hidden * sizeof(float));
+    o->tap(o->tap_ctx, layer, m->step.tap_rows, step->n_rows);
+}
+
+/* Called after each operation when there is a tap: the embedding is layer 0, the check at the end of
+ * layer i stands for its output, and the last one is seen through the final norm. */
+static enum status tap_after(struct model *m, const struct op *op, const struct step *step,
+                             const struct model_step_options *o, struct error *err)
+{
+    const struct state_pools *pools = state_store_pools(m->states);
+    size_t layer = (size_t)(op->layer + 1);
+    enum status rc;
+
+    if (op->kind != OP_EMBED && op->kind != OP_CHECK) {
+        return OK;
+    }
+    if (layer < m->spec.n_layers) {
+        tap_rows(m, step, o, layer, &m->plan.x);
+        return OK;
+    }
+    rc = m->be->ops->run(m->be, &m->plan.tap_norm, step, pools, err);
+    if (rc == OK) {
+        tap_rows(m, step, o, layer, &m->plan.tap);
+    }
+    return rc;
+}
+
+static enum status ops_run(struct model *m, const struct step *step,
+                           const struct model_step_options *o, struct error *err)
+{
+    const struct state_pools *pools = state_store_pools(m->states);
+
+    for (size_t i = 0; i < m->plan.n_ops; i++) {
+        const struct op *op = &m->plan.ops[i];
+        enum status rc;
+
+        if (op->rows == ROWS_OUT && step->n_out_rows == 0) {
+            continue;
+        }
+        rc = m->be->ops->run(m->be, op, step, pools, err);
+        if (rc == OK && o->tap) {
+            rc = tap_after(m, op, step, o, err);
+        }
+        if (rc != OK) {
+            error_prefix(err, "%s of layer %d", op->name, op->layer);
+            return rc;
+        }
+    }
+    return OK;
+}
+
+/* ---- after the run ---- */
+
+static bool all_finite(const float *x, size_t n)
+{
+    float sum = 0; /* inf and NaN survive a multiplication by zero as NaN, finite values do not */
+
+    for (size_t i = 0; i < n; i++) {
+        sum += x[i] * 0.0f;
+    }
+    return sum == 0.0f;
+}
+
+/* The first bad layer of each span; logits that are not finite count as the layer after the last. */
+static void spans_judge(struct model *m, const struct model_span *spans, size_t n_spans)
+{
+    const struct step_buffers *b = &m->step;
+    const float *logits = b->logits;
+
+    for (size_t i = 0; i < n_spans; i++) {
+        int16_t bad = -1;
+
+        for (size_t row = b->spans[i].row; row < b->spans[i].row + b->spans[i].n_rows; row++) {
+            if (b->row_bad[row] >= 0 && (bad < 0 || b->row_bad[row] < bad)) {
+                bad = b->row_bad[row];
+            }
+        }
+        if (bad < 0 && !all_finite(logits, spans[i].n_logits * m->spec.vocab)) {
+            bad = (int16_t)m->spec.n_layers;
+        }
+        logits += spans[i].n_logits * m->spec.vocab;
+        b->span_bad[i] = bad;
+    }
+}
+
+enum status model_step(struct model *m, const struct model_span *spans, size_t n_spans,
+                       const struct model_step_options *o, struct model_step_result *result,
+                       struct error *err)
+{
+    static const struct model_step_options none;
+    struct step step = {0};
+    enum status rc = step_fill(m, &step, spans, n_spans, err);
+
+    if (rc != OK) {
+        return rc;
+    }
+    if (!o) {
+        o = &none;
+    }
+    if (o->want_margins) {
+        step.router_margin = m->step.router_margin;
+    }
+    step.n_spans = n_spans;
+    rc = ops_run(m, &step, o, err);
+    if (rc != OK) {
+        return rc;
+    }
+    if (step.n_out_rows > 0) {
+        m->be->ops->read(m->be, m->step.logits, m->plan.logits.data,
+                         step.n_out_rows * m->spec.vocab * sizeof(float));
+    }
+    spans_judge(m, spans, n_spans);
+    for (size_t i = 0; i < n_spans; i++) {
+        state_advance(spans[i].seq, spans[i].n_tokens);
+    }
+    *result =
+        (struct model_step_result){.logits = m->step.logits,
+                                   .bad_layer = m->step.span_bad,
+                                   .router_margin = o->want_margins ? m->step.router_margin : NULL};
+    return OK;
+}

@@ -1,0 +1,51 @@
+/* weights.h - the slots of a spec, filled from a checkpoint.
+ *
+ * Place:  model. Strict in both directions: every slot is found, in the right shape, and every tensor
+ *         of the checkpoint is used or on the list of those we skip; otherwise loading fails with
+ *         the names.
+ * Memory: plain matrices stay where they are, in the mapped files. What must change (quantised
+ *         matrices, regrouped or misaligned rows, small float vectors) is written into one block. */
+#ifndef MODEL_WEIGHTS_H
+#define MODEL_WEIGHTS_H
+
+#include "backend/weight.h"
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "formats/checkpoint.h"
+#include "model/spec.h"
+
+struct pool;
+
+enum { WEIGHTS_SKIP_LABELS_MAX = 16, WEIGHTS_NAMES_SHOWN = 8 };
+
+struct weights_skipped {
+    const char *label; /* static */
+    size_t n_tensors, n_bytes;
+};
+
+struct model_weights {
+    struct weight *matrices; /* [spec->n_matrices]; a tied head is its embedding's slot */
+    const float **vectors;   /* [spec->n_vectors] */
+    void *block;             /* what was rewritten */
+    size_t block_bytes;
+    size_t n_bytes; /* all matrices and vectors, mapped or rewritten */
+    struct weights_skipped skipped[WEIGHTS_SKIP_LABELS_MAX];
+    size_t n_skipped;
+};
+
+/* Borrows ck for as long as the weights live. pool may be NULL (then one thread repacks). *out is
+ * released with weights_release, also after a failure. ERR_FORMAT names tensors; ERR_UNSUPPORTED a type
+ * without a kernel; ERR_NO_MEMORY the size that did not fit. */
+enum status weights_load(struct model_weights *out, const struct model_spec *spec,
+                         const struct checkpoint *ck, struct pool *pool, const struct log *log,
+                         struct progress *progress, struct error *err);
+void weights_release(struct model_weights *w);
+
+/* Lines for print-outs: matrices and bytes by class and form; what was skipped. */
+void weights_print_classes(const struct model_weights *w, const struct model_spec *spec,
+                           struct buf *out);
+void weights_print_skipped(const struct model_weights *w, struct buf *out);
+
+#endif
