@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu_avx2.h"
 #include "backend/cpu/cpu_internal.h"
 #include "base/arena.h"
 #include "base/half.h"
@@ -186,6 +187,9 @@ static const struct backend_ops cpu_ops = {
 static enum status pick_kernels(struct cpu_backend *be, enum cpu_isa isa, struct error *err)
 {
     be->kernels = &cpu_kernels_scalar;
+    if (isa != CPU_ISA_SCALAR && cpu_detect().avx2) {
+        be->kernels = &cpu_kernels_avx2;
+    }
     if (isa == CPU_ISA_AVX2 && be->kernels == &cpu_kernels_scalar) {
         return error_set(err, ERR_UNSUPPORTED, "this processor has no AVX2 with FMA and F16C");
     }

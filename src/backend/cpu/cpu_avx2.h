@@ -1,0 +1,38 @@
+/* cpu_avx2.h - the AVX2 kernels that the table in rows_avx2.c names. Contracts: cpu_kernels.h. */
+#ifndef BACKEND_CPU_CPU_AVX2_H
+#define BACKEND_CPU_CPU_AVX2_H
+
+#include "backend/cpu/cpu_kernels.h"
+
+extern const struct cpu_kernels cpu_kernels_avx2;
+
+/* linear_avx2.c */
+void linear_avx2(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+
+/* matrix_avx2.c */
+void delta_step_avx2(float *out, float *S, const float *q, const float *k, const float *v,
+                     float decay, float beta, size_t dk, size_t dv, float *delta);
+void matmul_avx2(float *C, size_t ldc, const float *A, size_t lda, const float *B, size_t ldb,
+                 size_t m, size_t n, size_t k, bool accumulates);
+void scores_avx2(float *s, const float *q, const float *K, size_t n, size_t hd, float scale);
+void weigh_avx2(float *acc, float keep, const float *p, const float *V, size_t n, size_t hd);
+
+/* rows_avx2.c */
+float dot_avx2(const float *a, const float *b, size_t n);
+void norm_avx2(float *out, const float *x, const float *weight, size_t n, float eps);
+void gated_norm_avx2(float *out, const float *x, const float *weight, const float *z, size_t n,
+                     float eps);
+void swiglu_avx2(float *out, const float *gate, const float *up, size_t n);
+void sigmoid_mul_avx2(float *out, const float *x, const float *gate, size_t n);
+void axpy_avx2(float *y, float a, const float *x, size_t n);
+void scale_avx2(float *y, float a, size_t n);
+float exp_sum_avx2(float *x, float max, size_t n);
+float max_avx2(const float *x, size_t n);
+bool all_finite_avx2(const float *x, size_t n);
+void round_avx2(enum dtype t, float *v, size_t n);
+void load_avx2(float *dst, enum dtype t, const void *src, size_t n);
+void store_avx2(enum dtype t, void *dst, const float *src, size_t n);
+void conv_avx2(float *out, const float *const *column, const float *weight, size_t weight_stride,
+               size_t taps, size_t n);
+
+#endif
