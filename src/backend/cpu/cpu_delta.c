@@ -26,13 +26,15 @@ static const float SOFTPLUS_LINEAR = 20.0f;
 
 /* Scratch of one thread. */
 struct delta_scratch {
-    float *S;                /* [dk][dv], for states that are not stored as float32 */
-    float *q, *k;            /* [CHUNK][dk] normalised */
-    float *kt;               /* [dk][CHUNK] transposed */
-    float *r;                /* [CHUNK][dv] B, then R */
-    float *o;                /* [CHUNK][dv] */
-    float *m, *p;            /* [CHUNK][CHUNK] */
-    float *beta, *decay, *G; /* [CHUNK] */
+    float *S;            /* [dk][dv], for states that are not stored as float32 */
+    float *q, *k;        /* [CHUNK][dk] normalised */
+    float *kt;           /* [dk][CHUNK] transposed */
+    float *r;            /* [CHUNK][dv] B, then R */
+    float *o;            /* [CHUNK][dv] */
+    float *m, *p;        /* [CHUNK][CHUNK] */
+    float *beta, *decay; /* [CHUNK] */
+    float *fade;         /* [CHUNK] */
+    double G[CHUNK];     /* double: the differences of large sums matter */
 };
 
 static size_t delta_scratch_cut(struct delta_scratch *s, float *base, size_t dk, size_t dv)
@@ -52,7 +54,7 @@ static size_t delta_scratch_cut(struct delta_scratch *s, float *base, size_t dk,
         {&s->p, CHUNK * CHUNK},
         {&s->beta, CHUNK},
         {&s->decay, CHUNK},
-        {&s->G, CHUNK},
+        {&s->fade, CHUNK},
     };
 
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -179,7 +181,7 @@ static void chunk_inputs(const struct delta_run *r, size_t row0, size_t n, size_
                          struct delta_scratch *s)
 {
     const struct op_delta *u = r->u;
-    float sum = 0;
+    double sum = 0;
 
     for (size_t i = 0; i < n; i++) {
         const float *v = delta_inputs(r, row0 + i, h, s->q + i * u->dk, s->k + i * u->dk);
@@ -187,27 +189,31 @@ static void chunk_inputs(const struct delta_run *r, size_t row0, size_t n, size_
 
         memcpy(s->r + i * u->dv, v, u->dv * sizeof *v);
         delta_gates(u, row0 + i, h, &s->beta[i], &g);
-        sum += g;
+        sum += (double)g;
         s->G[i] = sum;
-        s->decay[i] = expf(sum);
+        s->decay[i] = expf((float)sum);
         for (size_t d = 0; d < u->dk; d++) {
             s->kt[d * CHUNK + i] = s->k[i * u->dk + d];
         }
     }
 }
 
-/* Turns the raw products k_i.k_j and q_i.k_j into M (strictly lower) and P (lower). */
-static void chunk_mask(struct delta_scratch *s, size_t n)
+/* Turns the raw products k_i.k_j and q_i.k_j into -M (strictly lower) and P (lower). */
+static void chunk_mask(const struct cpu_kernels *kn, struct delta_scratch *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        for (size_t j = 0; j <= i; j++) {
-            float fade = expf(s->G[i] - s->G[j]);
+        float *m = s->m + i * CHUNK, *p = s->p + i * CHUNK;
 
-            s->m[i * CHUNK + j] *= s->beta[i] * fade;
-            s->p[i * CHUNK + j] *= fade;
+        for (size_t j = 0; j <= i; j++) {
+            s->fade[j] = (float)(s->G[i] - s->G[j]);
+        }
+        kn->exp_sum(s->fade, 0, i + 1);
+        for (size_t j = 0; j <= i; j++) {
+            m[j] *= -s->beta[i] * s->fade[j];
+            p[j] *= s->fade[j];
         }
         for (size_t j = i + 1; j < n; j++) {
-            s->p[i * CHUNK + j] = 0;
+            p[j] = 0;
         }
     }
 }
@@ -221,7 +227,7 @@ static void chunk_rows(const struct delta_run *r, size_t row0, size_t n, size_t 
     chunk_inputs(r, row0, n, h, s);
     kn->matmul(s->m, CHUNK, s->k, dk, s->kt, CHUNK, n, n, dk, false);
     kn->matmul(s->p, CHUNK, s->q, dk, s->kt, CHUNK, n, n, dk, false);
-    chunk_mask(s, n);
+    chunk_mask(kn, s, n);
 
     kn->matmul(s->o, dv, s->k, dk, S, dv, n, dv, dk, false); /* S'k_i, for B */
     for (size_t i = 0; i < n; i++) {
@@ -229,9 +235,7 @@ static void chunk_rows(const struct delta_run *r, size_t row0, size_t n, size_t 
 
         kn->axpy(b, -s->decay[i], s->o + i * dv, dv);
         kn->scale(b, s->beta[i], dv);
-        for (size_t j = 0; j < i; j++) {
-            kn->axpy(b, -s->m[i * CHUNK + j], s->r + j * dv, dv);
-        }
+        kn->matmul(b, dv, s->m + i * CHUNK, CHUNK, s->r, dv, 1, dv, i, true);
     }
 
     kn->matmul(s->o, dv, s->q, dk, S, dv, n, dv, dk, false);
@@ -241,7 +245,7 @@ static void chunk_rows(const struct delta_run *r, size_t row0, size_t n, size_t 
     kn->matmul(s->o, dv, s->p, CHUNK, s->r, dv, n, dv, n, true);
 
     for (size_t t = 0; t < n; t++) {
-        float fade = expf(s->G[n - 1] - s->G[t]);
+        float fade = expf((float)(s->G[n - 1] - s->G[t]));
 
         for (size_t d = 0; d < dk; d++) {
             s->kt[d * CHUNK + t] *= fade;
