@@ -320,29 +320,6 @@ void bpe_scratch_free(struct bpe_scratch *s)
 
 /* ---- merging ---- */
 
-static bool reserve_ids(struct token_ids *out, size_t extra)
-{
-    int32_t *grown;
-    size_t cap = out->cap ? out->cap : 64;
-
-    if (extra <= out->cap - out->n) {
-        return true;
-    }
-    while (cap - out->n < extra) {
-        if (cap > SIZE_MAX / 2 / sizeof *grown) {
-            return false;
-        }
-        cap *= 2;
-    }
-    grown = realloc(out->ids, cap * sizeof *grown);
-    if (!grown) {
-        return false;
-    }
-    out->ids = grown;
-    out->cap = cap;
-    return true;
-}
-
 /* out has room for piece.len ids. */
 static void merge_short(const struct bpe *b, struct str piece, struct token_ids *out)
 {
@@ -509,7 +486,7 @@ static bool encode_fresh(const struct bpe *b, struct bpe_scratch *s, struct str 
             return token_ids_push(out, id);
         }
     }
-    if (!reserve_ids(out, piece.len)) {
+    if (!token_ids_reserve(out, piece.len)) {
         return false;
     }
     if (piece.len <= SHORT_PIECE_BYTES) {
@@ -538,7 +515,7 @@ bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, struct str piece, bo
     entry = &s->cache[hash & (s->n_cache - 1)];
     if (entry->hash == (uint32_t)(hash >> 32) && entry->key_len == piece.len &&
         entry->is_trusted == is_trusted && memcmp(entry->key, piece.ptr, piece.len) == 0) {
-        if (!reserve_ids(out, entry->n_ids)) {
+        if (!token_ids_reserve(out, entry->n_ids)) {
             return false;
         }
         memcpy(out->ids + from, out->ids + entry->at, entry->n_ids * sizeof *out->ids);

@@ -21,6 +21,12 @@ bool json_reader_ok(const struct json_reader *r)
     return r->rc == OK;
 }
 
+struct json_reader json_reader_section(const struct json_reader *r, struct str value)
+{
+    return (struct json_reader){
+        .start = r->start, .at = value.ptr, .end = value.ptr + value.len, .err = r->err};
+}
+
 void json_reader_fail(struct json_reader *r, const char *fmt, ...)
 {
     char text[ERROR_TEXT_BYTES / 2];

@@ -31,6 +31,9 @@ struct json_reader {
 void json_reader_init(struct json_reader *r, struct str text, struct error *err);
 bool json_reader_ok(const struct json_reader *r);
 
+/* A reader of one value that json_reader_skip() returned; its errors count bytes as r does. */
+struct json_reader json_reader_section(const struct json_reader *r, struct str value);
+
 /* Record an error of the caller's, with the current byte offset behind it. */
 void json_reader_fail(struct json_reader *r, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
