@@ -15,7 +15,7 @@
 #include "cli/line_keys.h"
 #include "cli/line_view.h"
 
-enum { READ_BYTES = 256, COLUMNS_DEFAULT = 80, ROWS_DEFAULT = 24, AHEAD_BYTES_MAX = 1 << 20 };
+enum { READ_BYTES = 4096, COLUMNS_DEFAULT = 80, ROWS_DEFAULT = 24, AHEAD_BYTES_MAX = 1 << 20 };
 
 #define PASTE_ON  "\x1b[?2004h"
 #define PASTE_OFF "\x1b[?2004l"
@@ -92,6 +92,12 @@ static void leave_line(struct line_editor *e)
     line_view_leave(&e->view, &out, text_of(e));
     write_all(e->out_fd, buf_cstr(&out), out.len);
     buf_release(&out);
+}
+
+static bool input_waits(const struct line_editor *e)
+{
+    struct pollfd p = {.fd = e->in_fd, .events = POLLIN};
+    return poll(&p, 1, 0) > 0;
 }
 
 /* Reads what is there into `ahead`, waiting when asked to. False: the terminal is gone. */
@@ -318,7 +324,9 @@ enum line_outcome line_editor_read(struct line_editor *e, struct buf *out)
     e->history_at = e->history.n;
     e->view.cursor_row = 0;
     while (!decode_ahead(e, &outcome)) {
-        redraw(e);
+        if (!input_waits(e)) { /* in the middle of a long paste there is nothing to look at */
+            redraw(e);
+        }
         if (!read_more(e, true)) {
             outcome = LINE_ENDED;
             break;
