@@ -222,6 +222,9 @@ enum status eval_run(struct eval_result *out, struct model *m, const int32_t *to
         if (o->want_states) {
             keep_states(&run);
         }
+        if (o->between) {
+            o->between(o->between_ctx, m, run.seq);
+        }
         rc = continue_greedily(&run, last_logits, err);
     }
     state_free(model_states(m), run.seq);

@@ -17,6 +17,9 @@ struct eval_options {
     size_t window;   /* tokens of each further piece; 0: as many as a step takes */
     size_t n_greedy; /* tokens to continue with, the most likely one each time */
     bool want_logits, want_hidden, want_states;
+    /* Called between prompt and continuation, or NULL: for tests that look at or change the state. */
+    void (*between)(void *ctx, struct model *m, struct seq_state *seq);
+    void *between_ctx;
 };
 
 struct eval_result { /* arrays are NULL when not asked for */
