@@ -94,7 +94,7 @@ static enum status read_model_type(struct model_config *c, const struct fields *
 {
     struct json_object *top = f->outer ? f->outer : f->text;
     const char *type = NULL, *inner = NULL;
-    enum model_family family;
+    enum model_family family = c->family;
     enum status rc = json_get_string(&type, top, "model_type", ERR_FORMAT, f->err);
 
     if (rc == OK && !type) {

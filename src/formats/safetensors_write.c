@@ -70,7 +70,7 @@ static enum status tensor_bytes(size_t *out, const struct tensor *t, struct erro
 enum status safetensors_writer_add(struct safetensors_writer *w, const char *name,
                                    const struct tensor *t, struct error *err)
 {
-    size_t n_bytes;
+    size_t n_bytes = 0;
     enum status rc = safetensors_check_name(str_of(name), err);
 
     if (rc != OK) {
