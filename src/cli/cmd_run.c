@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/conversation.h"
 #include "cli/generator.h"
 #include "cli/model_setup.h"
 #include "cli/sample_flags.h"
@@ -95,33 +96,22 @@ static enum status read_prompt(struct buf *out, const struct flag_result *given,
     return OK;
 }
 
-static bool add_message(struct json_object *messages, const char *role, struct str text)
+/* The messages and the template's variables; both are the caller's to release. */
+static enum status make_chat(struct conversation *chat, struct json_object **kwargs,
+                             const struct run_flags *f, bool no_thinking, struct str prompt,
+                             struct error *err)
 {
-    struct json_object *m = json_object_new_object();
-    struct json_object *r = json_object_new_string(role);
-    struct json_object *c = json_object_new_string_len(text.ptr, (int)text.len);
-    bool ok = m && r && c && json_object_object_add(m, "role", r) == 0;
-    ok = ok && json_object_object_add(m, "content", c) == 0;
-    return ok && json_object_array_add(messages, m) == 0;
-}
-
-/* The messages and the template's variables; both are the caller's. */
-static enum status make_chat(struct generator_request *r, const struct run_flags *f,
-                             bool no_thinking, struct str prompt, struct error *err)
-{
-    bool ok = utf8_valid_prefix(prompt.ptr, prompt.len) == prompt.len;
-    if (!ok) {
+    if (utf8_valid_prefix(prompt.ptr, prompt.len) != prompt.len) {
         return error_set(err, ERR_USAGE, "the prompt is not valid UTF-8");
     }
-    r->messages = json_object_new_array();
-    r->kwargs = json_object_new_object();
-    ok = r->messages && r->kwargs;
+    *kwargs = json_object_new_object();
+    bool ok = conversation_init(chat) && *kwargs;
     if (ok && f->system) {
-        ok = add_message(r->messages, "system", str_of(f->system));
+        ok = conversation_set_system(chat, str_of(f->system));
     }
-    ok = ok && add_message(r->messages, "user", prompt);
+    ok = ok && conversation_add_user(chat, prompt);
     if (ok && no_thinking) {
-        ok = json_object_object_add(r->kwargs, "enable_thinking", json_object_new_boolean(0)) == 0;
+        ok = json_object_object_add(*kwargs, "enable_thinking", json_object_new_boolean(0)) == 0;
     }
     return ok ? OK : error_set(err, ERR_NO_MEMORY, "cannot allocate the messages");
 }
@@ -165,6 +155,8 @@ static enum status run_parsed(struct run_all *a, struct log *log, struct error *
 {
     struct generator g;
     struct generator_request r = {.max_tokens = a->sample.max_tokens};
+    struct conversation chat = {0};
+    struct json_object *kwargs = NULL;
     struct buf prompt;
     if (!a->model.model_path) {
         return error_set(err, ERR_USAGE, "no model: give --model FOLDER");
@@ -175,7 +167,9 @@ static enum status run_parsed(struct run_all *a, struct log *log, struct error *
     if (rc == OK && a->run.raw) {
         r.raw = text;
     } else if (rc == OK) {
-        rc = make_chat(&r, &a->run, a->sample.no_thinking, text, err);
+        rc = make_chat(&chat, &kwargs, &a->run, a->sample.no_thinking, text, err);
+        r.messages = chat.messages;
+        r.kwargs = kwargs;
     }
     if (rc == OK) {
         log->level = a->run.verbose ? LOG_INFO : LOG_WARNING;
@@ -186,8 +180,8 @@ static enum status run_parsed(struct run_all *a, struct log *log, struct error *
         rc = answer(&g, &r, &a->run, a->sample.show_thinking, err);
         generator_close(&g);
     }
-    json_object_put(r.messages);
-    json_object_put(r.kwargs);
+    conversation_release(&chat);
+    json_object_put(kwargs);
     buf_release(&prompt);
     return rc;
 }
