@@ -353,7 +353,14 @@ static void deal(struct engine *e, const struct step_part *part, int bad_layer, 
 
     if (bad_layer >= 0) {
         struct error err;
-        error_set(&err, ERR_INTERNAL, "layer %d computed a value that is not finite", bad_layer);
+        size_t n_layers = model_get_config(e->model)->n_layers;
+
+        if ((size_t)bad_layer < n_layers) {
+            error_set(&err, ERR_INTERNAL, "layer %d of %zu computed a value that is not finite",
+                      bad_layer, n_layers);
+        } else {
+            error_set(&err, ERR_INTERNAL, "the output head computed a value that is not finite");
+        }
         end_sequence(e, q, FINISH_ERROR, &err);
         return;
     }

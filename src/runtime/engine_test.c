@@ -281,7 +281,7 @@ static void test_prompt_limits(void **state)
         assert_int_equal(engine_submit(r.engine, r.port, &q, &id, &err), ERR_BAD_REQUEST);
         assert_string_equal(err.param, "prompt");
         if (cases[i].n >= 200) {
-            char number[16];
+            char number[24];
             snprintf(number, sizeof number, "%zu", cases[i].n);
             assert_non_null(strstr(err.text, number));
             assert_non_null(strstr(err.text, "199"));

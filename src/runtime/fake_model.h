@@ -76,6 +76,7 @@ static inline void fake_model_init(struct model *m, size_t n_live, size_t n_page
         .n_live = n_live, .n_tokens = n_pages * KV_PAGE_TOKENS, .context_max = 1 << 20};
     m->store.counts.pages_total = n_pages;
     m->config.vocab_size = FAKE_VOCAB;
+    m->config.n_layers = 4;
     m->options.rows_max = FAKE_ROWS_MAX;
     m->options.out_rows_max = n_live;
 }
