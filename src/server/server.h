@@ -1,7 +1,10 @@
 /* server.h - the HTTP server: one epoll loop over llhttp, OpenAI-compatible routes.
  *
  * Place:  server; started by cli/. Binds first; /health is 503 until server_set_ready and while
- *         draining. The loop thread is the one that calls server_run. */
+ *         draining. The loop thread is the one that calls server_run.
+ * Order:  server_new, server_run (or in a thread), server_set_ready when the model is there; at the
+ *         end server_run returns, then server_free, then engine_free. server_run gives back what it
+ *         holds of the engine before it returns. */
 #ifndef SERVER_SERVER_H
 #define SERVER_SERVER_H
 
@@ -22,23 +25,30 @@ enum { SERVER_PORT_DEFAULT = 30000 };
 enum parser_choice { PARSER_AUTO, PARSER_NONE, PARSER_QWEN };
 
 struct server_options {
-    const char *host; /* "127.0.0.1" */
-    uint16_t port;    /* 0: any free one (tests); see server_port */
-    const char *api_key;       /* NULL: open */
-    const char *served_name;   /* echoed in answers and /v1/models */
+    const char *host;        /* "127.0.0.1" */
+    uint16_t port;           /* 0: any free one (tests); see server_port */
+    const char *api_key;     /* NULL: open */
+    const char *served_name; /* echoed in answers and /v1/models */
     bool strict_model_name;
     const char *model_path;
     enum parser_choice reasoning_parser, tool_parser;
     bool sampling_defaults_openai; /* ignore generation_config.json */
     bool enable_cache_report;
-    size_t stream_interval;        /* tokens per SSE event; 1 */
-    size_t body_bytes_max;         /* 64 MiB */
+    size_t stream_interval; /* tokens per SSE event; 1 */
+    size_t body_bytes_max;  /* 64 MiB */
     size_t max_connections;
-    double shutdown_timeout_s;     /* drain */
-    double watchdog_s;             /* a step longer than this makes /health 503 */
-    int log_requests;              /* 0 off, 1 one line each */
+    double shutdown_timeout_s;                   /* drain */
+    double watchdog_s;                           /* a step longer than this makes /health 503 */
+    int log_requests;                            /* 0 off, 1 one line each */
     struct json_object *default_template_kwargs; /* or NULL */
     const struct log *log;
+    /* Times in ms; 0: the standard one. Tests make them short. */
+    unsigned idle_timeout_ms;    /* a kept-alive connection without a request; 120 s */
+    unsigned head_timeout_ms;    /* first byte of a request to the end of its head; 10 s */
+    unsigned body_timeout_ms;    /* between two pieces of a body; 30 s */
+    unsigned request_timeout_ms; /* first byte of a request to its last; 300 s */
+    unsigned write_timeout_ms;   /* bytes wait and the peer takes none; 30 s */
+    unsigned ping_ms;            /* a silent stream gets a comment line; 15 s */
 };
 
 struct server_model { /* what exists once the model is loaded; borrowed */
@@ -53,7 +63,9 @@ struct server_model { /* what exists once the model is loaded; borrowed */
 
 struct server;
 
-enum status server_new(struct server **out, const struct server_options *o, struct error *err); /* binds, listens */
+/* Binds and listens. The options' strings are borrowed until server_free. ERR_IO names an address that
+ * is in use; ERR_USAGE: an address that others can reach needs an API key. */
+enum status server_new(struct server **out, const struct server_options *o, struct error *err);
 void server_free(struct server *s);
 uint16_t server_port(const struct server *s);
 /* Any thread: the model is ready; routes open. */
