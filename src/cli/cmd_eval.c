@@ -91,8 +91,11 @@ struct eval {
         struct eval_result result;
     } * prompts;
     size_t n_prompts;
-    char (*names)[EVAL_NAME_BYTES]; /* of output tensors */
-    size_t n_names, names_max;
+    struct eval_output { /* likewise: the writer borrows both */
+        char name[EVAL_NAME_BYTES];
+        struct tensor tensor;
+    } * outputs;
+    size_t n_outputs, outputs_max;
 };
 
 /* ---- token ids from tensors ---- */
@@ -151,21 +154,23 @@ static enum status add(struct eval *ev, const struct eval_prompt *p, const char 
                        size_t number, enum dtype dtype, const void *data, size_t n_dims,
                        const size_t *shape, struct error *err)
 {
-    struct tensor t = {.data = (void *)(uintptr_t)data, .dtype = dtype, .n_dims = n_dims};
-    char *name = ev->names[ev->n_names];
+    struct eval_output *out = &ev->outputs[ev->n_outputs];
     int n;
 
-    if (ev->n_names == ev->names_max) {
+    if (ev->n_outputs == ev->outputs_max) {
         return error_set(err, ERR_INTERNAL, "too many output tensors");
     }
-    n = number == SIZE_MAX ? snprintf(name, EVAL_NAME_BYTES, "%s.%s", p->name, what)
-                           : snprintf(name, EVAL_NAME_BYTES, "%s.%s.%zu", p->name, what, number);
-    if (n < 0 || n >= EVAL_NAME_BYTES) {
+    n = number == SIZE_MAX
+            ? snprintf(out->name, sizeof out->name, "%s.%s", p->name, what)
+            : snprintf(out->name, sizeof out->name, "%s.%s.%zu", p->name, what, number);
+    if (n < 0 || (size_t)n >= sizeof out->name) {
         return error_set(err, ERR_LIMIT, "prompt name '%s' is too long", p->name);
     }
-    ev->n_names++;
-    memcpy(t.shape, shape, n_dims * sizeof *shape);
-    return safetensors_writer_add(ev->writer, name, &t, err);
+    ev->n_outputs++;
+    out->tensor =
+        (struct tensor){.data = (void *)(uintptr_t)data, .dtype = dtype, .n_dims = n_dims};
+    memcpy(out->tensor.shape, shape, n_dims * sizeof *shape);
+    return safetensors_writer_add(ev->writer, out->name, &out->tensor, err);
 }
 
 static enum status add_states(struct eval *ev, const struct eval_prompt *p, struct error *err)
@@ -262,11 +267,11 @@ static enum status outputs_make(struct eval *ev, struct error *err)
     size_t per_prompt = 3 * c->n_layers + 8;
 
     ev->prompts = calloc(safetensors_count(ev->inputs) + 1, sizeof *ev->prompts);
-    if (!size_mul(&ev->names_max, per_prompt, safetensors_count(ev->inputs) + 1)) {
+    if (!size_mul(&ev->outputs_max, per_prompt, safetensors_count(ev->inputs) + 1)) {
         return error_set(err, ERR_LIMIT, "too many prompts");
     }
-    ev->names = calloc(ev->names_max, sizeof *ev->names);
-    if (!ev->prompts || !ev->names) {
+    ev->outputs = calloc(ev->outputs_max, sizeof *ev->outputs);
+    if (!ev->prompts || !ev->outputs) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the list of outputs");
     }
     return safetensors_writer_new(&ev->writer, err);
@@ -529,7 +534,7 @@ static enum status run_parsed(struct eval *ev, struct log *log, struct error *er
         eval_result_release(&ev->prompts[i].result);
     }
     free(ev->prompts);
-    free(ev->names);
+    free(ev->outputs);
     model_setup_close(&ev->setup);
     safetensors_close(ev->inputs);
     return rc;
