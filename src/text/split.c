@@ -7,6 +7,8 @@
 #include <pcre2.h>
 #include <stdlib.h>
 
+#include "base/buf.h"
+#include "base/size.h"
 #include "text/split_scan.h"
 
 enum { JIT_STACK_BYTES_START = 32 << 10, MATCH_HEAP_KIB_MAX = 64 << 10 };
@@ -79,56 +81,104 @@ enum split_kind split_stage_kind(const struct split *s, size_t i)
     return s->stages[i].kind;
 }
 
-/* The reference's expressions are Oniguruma's (Ruby syntax). What it shares with PCRE2 is enough for
- * every published tokenizer; constructs that mean something else there must not pass silently. */
-static const char *foreign_construct(struct str pattern)
+/* The last character of the escape at i: "\\s", "\\p{L}". */
+static size_t escape_end(struct str pattern, size_t i)
 {
-    size_t class_depth = 0;
+    const char *close;
+
+    if (i + 2 >= pattern.len || pattern.ptr[i + 2] != '{' || !strchr("pPx", pattern.ptr[i + 1])) {
+        return i + 1;
+    }
+    close = memchr(pattern.ptr + i, '}', pattern.len - i);
+    return close ? (size_t)(close - pattern.ptr) : i + 1;
+}
+
+/* White space of the reference, as members of a class: PCRE2's own \s has U+180E as well. */
+#define SPACE_MEMBERS                                                                              \
+    "\\t-\\r\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"   \
+    "\\x{3000}"
+
+/* Translate one escape, pattern[i..end], into out. Returns what is wrong with it, or NULL. */
+static const char *translate_escape(struct buf *out, struct str pattern, size_t i, size_t end,
+                                    bool in_class)
+{
+    char c = i + 1 < pattern.len ? pattern.ptr[i + 1] : 0;
+
+    if (c && strchr("hHRXKGQEyYOzZ", c)) {
+        return "an escape that engines read differently";
+    }
+    if (c == 's' || (c == 'S' && !in_class)) {
+        buf_append_str(out, in_class ? "" : c == 's' ? "[" : "[^");
+        buf_append_str(out, SPACE_MEMBERS);
+        buf_append_str(out, in_class ? "" : "]");
+    } else {
+        buf_append(out, pattern.ptr + i, size_min(end + 1, pattern.len) - i);
+    }
+    return NULL;
+}
+
+/* The reference's expressions are Oniguruma's (Ruby syntax). What it shares with PCRE2 is enough for
+ * every published tokenizer; constructs that mean something else there must not pass silently. Returns
+ * the name of such a construct, or NULL with the pattern for PCRE2 in out. */
+static const char *translate(struct buf *out, struct str pattern)
+{
+    bool in_class = false;
 
     for (size_t i = 0; i < pattern.len; i++) {
         char c = pattern.ptr[i], next = i + 1 < pattern.len ? pattern.ptr[i + 1] : 0;
         if (c == '\\') {
-            if (next && strchr("hHRXKGQEyYOzZ", next)) {
-                return "an escape that engines read differently";
+            size_t end = escape_end(pattern, i);
+            const char *foreign = translate_escape(out, pattern, i, end, in_class);
+            if (foreign) {
+                return foreign;
             }
-            i++;
-        } else if (c == '[') {
-            if (class_depth > 0) {
-                return "a class inside a class";
-            }
-            class_depth++;
-            if (next == ']' || (next == '^' && i + 2 < pattern.len && pattern.ptr[i + 2] == ']')) {
-                return "a class that starts with ']'";
-            }
-        } else if (c == ']' && class_depth > 0) {
-            class_depth--;
-        } else if (c == '&' && next == '&' && class_depth > 0) {
+            i = end;
+            continue;
+        }
+        if (c == '[' && in_class) {
+            return "a class inside a class";
+        }
+        if (c == '[' &&
+            (next == ']' || (next == '^' && i + 2 < pattern.len && pattern.ptr[i + 2] == ']'))) {
+            return "a class that starts with ']'";
+        }
+        if (c == '&' && next == '&' && in_class) {
             return "an intersection of classes";
-        } else if (c == '}' && next == '+' && class_depth == 0) {
+        }
+        if (c == '}' && next == '+' && !in_class) {
             return "'+' after a counted repetition";
-        } else if (c == '(' && next == '*' && class_depth == 0) {
+        }
+        if (c == '(' && next == '*' && !in_class) {
             return "a control verb";
         }
+        in_class = c == '[' || (in_class && c != ']');
+        buf_append_char(out, c);
     }
     return NULL;
 }
 
 static enum status compile(struct stage *stage, struct str pattern, struct error *err)
 {
-    const char *foreign = foreign_construct(pattern);
-    int code;
-    PCRE2_SIZE at;
+    struct buf translated = {0};
+    const char *foreign = translate(&translated, pattern);
+    int code = 0;
+    PCRE2_SIZE at = 0;
     char text[160];
 
-    if (foreign) {
-        return error_set(err, ERR_UNSUPPORTED, "split pattern with %s is not supported", foreign);
+    if (foreign || !buf_ok(&translated)) {
+        buf_release(&translated);
+        return foreign ? error_set(err, ERR_UNSUPPORTED, "a split pattern with %s is not supported",
+                                   foreign)
+                       : error_set(err, ERR_NO_MEMORY, "cannot allocate a split pattern");
     }
-    stage->code = pcre2_compile((PCRE2_SPTR)pattern.ptr, pattern.len,
+    stage->code = pcre2_compile((PCRE2_SPTR)buf_cstr(&translated), translated.len,
                                 PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_MULTILINE,
                                 &code, &at, NULL);
+    buf_release(&translated);
     if (!stage->code) {
         pcre2_get_error_message(code, (PCRE2_UCHAR *)text, sizeof text);
-        return error_set(err, ERR_FORMAT, "bad split pattern: %s at byte %zu", text, (size_t)at);
+        return error_set(err, ERR_FORMAT, "bad split pattern: %s (near byte %zu)", text,
+                         (size_t)at);
     }
     /* Without JIT (a hardened kernel, an odd machine) matching is slower, not different. */
     pcre2_jit_compile(stage->code, PCRE2_JIT_COMPLETE);

@@ -275,10 +275,31 @@ static enum status reference_id(struct loader *l, const struct added_token *t, i
     return OK;
 }
 
+/* A token that is looked for in normalised text must be normalised itself; the reference decodes it so
+ * too. */
+static enum status normalise_pattern(struct loader *l, struct added_token *token)
+{
+    enum status rc;
+
+    if (!token->normalized || !l->t->has_nfc || !nfc_needed(token->content)) {
+        return OK;
+    }
+    buf_clear(&l->scratch);
+    rc = nfc_append(&l->scratch, NULL, token->content, NULL, l->err);
+    if (rc != OK) {
+        return rc;
+    }
+    token->pattern.len = l->scratch.len;
+    token->pattern.ptr = arena_copy(&l->t->added.arena, buf_cstr(&l->scratch), l->scratch.len);
+    return token->pattern.ptr
+               ? OK
+               : error_set(l->err, ERR_NO_MEMORY, "cannot allocate added token %d", token->id);
+}
+
 static enum status add_token(struct loader *l, struct added_token *t, bool has_id)
 {
     int quoted = (int)(t->content.len < 80 ? t->content.len : 80);
-    bool in_model;
+    bool in_model = false;
     int32_t id = VOCAB_NONE;
     enum status rc;
 
@@ -299,11 +320,13 @@ static enum status add_token(struct loader *l, struct added_token *t, bool has_i
                          "added token '%.*s' has id %d, but by the vocabulary it must be %d",
                          quoted, t->content.ptr, t->id, id);
     }
-    if (!in_model) {
-        rc = vocab_add_hidden(&l->t->bpe.vocab, t->content, (uint32_t)id, &l->scratch, l->err);
-    }
+    rc = added_tokens_push(&l->t->added, t, l->err);
     if (rc == OK) {
-        rc = added_tokens_push(&l->t->added, t, l->err);
+        t = &l->t->added.tokens[l->t->added.n - 1];
+        rc = normalise_pattern(l, t);
+    }
+    if (rc == OK && !in_model) {
+        rc = vocab_add_hidden(&l->t->bpe.vocab, t->pattern, (uint32_t)id, &l->scratch, l->err);
     }
     if (id > l->added_max) {
         l->added_max = id;
@@ -329,26 +352,6 @@ static enum status read_added_tokens(struct loader *l)
         }
     }
     return rc != OK ? rc : r.rc;
-}
-
-/* A token that is looked for in normalised text must be normalised itself. */
-static enum status normalise_pattern(struct loader *l, struct added_token *token)
-{
-    enum status rc;
-
-    if (!token->normalized || !l->t->has_nfc || !nfc_needed(token->content)) {
-        return OK;
-    }
-    buf_clear(&l->scratch);
-    rc = nfc_append(&l->scratch, NULL, token->content, NULL, l->err);
-    if (rc != OK) {
-        return rc;
-    }
-    token->pattern.len = l->scratch.len;
-    token->pattern.ptr = arena_copy(&l->t->added.arena, buf_cstr(&l->scratch), l->scratch.len);
-    return token->pattern.ptr
-               ? OK
-               : error_set(l->err, ERR_NO_MEMORY, "cannot allocate added token %d", token->id);
 }
 
 static enum status set_flags(struct loader *l, const struct added_token *token)
@@ -392,9 +395,6 @@ static enum status finish_added_tokens(struct loader *l)
     }
     for (size_t i = 0; i < t->added.n && rc == OK; i++) {
         rc = set_flags(l, &t->added.tokens[i]);
-        if (rc == OK) {
-            rc = normalise_pattern(l, &t->added.tokens[i]);
-        }
     }
     if (rc == OK) {
         rc = added_set_init(&t->raw_set, &t->added, false, l->err);
