@@ -111,7 +111,7 @@ static void print_quantisation(struct buf *out, const struct inspect_report *r)
 
 static void print_rows(struct buf *out, const struct inspect_report *r)
 {
-    buf_appendf(out, "\n%-18s %-24s %8s %12s\n", "tensors", "stored as", "count", "bytes");
+    buf_appendf(out, "\n%-18s %-24s %8s %s\n", "tensors", "stored as", "count", "bytes");
     for (size_t i = 0; i < r->n_rows; i++) {
         const struct inspect_row *row = &r->rows[i];
         bool same = i > 0 && r->rows[i - 1].class == row->class;

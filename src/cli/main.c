@@ -7,6 +7,7 @@
 
 #include "base/str.h"
 #include "cli/command.h"
+#include "cli/man_page.h"
 
 static const struct command *const commands[] = {
 #if __has_include("cli/cmd_serve.c")
@@ -108,6 +109,9 @@ int main(int argc, char **argv)
         }
         print_help(stdout);
         return EXIT_CODE_OK;
+    }
+    if (strcmp(first, "help-man") == 0) {
+        return man_page_print(commands, N_COMMANDS, &log);
     }
     if (strncmp(first, "--", 2) == 0) {
         return command_serve.run(argc - 1, argv + 1, &log);
