@@ -1,7 +1,9 @@
 /* cpu_attention.c - causal attention over the KV pages, times sigmoid(gate).
  *
- * Place:  backend/cpu. A work item is a block of rows of one span with one KV head and the query
- *         heads that share it, so each page is converted to float32 once per item.
+ * Place:  backend/cpu. A work item is a block of rows of one span with the query heads that share a KV
+ *         head, so each page is converted to float32 once per item. When that makes fewer items than
+ *         threads (decode), an item is one query head: converting a page again for each costs less
+ *         than idle cores.
  * Order:  softmax is accumulated online, one page (64 positions) after the other:
  *
  *             m' = max(m, max s_j)   keep = exp(m - m')   l = l keep + sum exp(s_j - m')
@@ -82,13 +84,14 @@ struct attention_run {
     const struct op_attention *u;
     const struct step *step;
     const struct state_pools *state;
+    size_t heads; /* query heads of an item; divides nq / nkv */
 };
 
-/* Rows [first, last) of a span and one KV head. */
+/* Rows [first, last) of a span and r->heads query heads from first_head on. */
 struct attention_item {
     const struct span *span;
     size_t first, last;
-    size_t kv_head;
+    size_t first_head;
 };
 
 static size_t query_at(const struct op_attention *u, size_t row, size_t head)
@@ -119,7 +122,7 @@ static void attend_pages(const struct attention_run *r, const struct attention_i
                          struct attention_scratch *s)
 {
     const struct op_attention *u = r->u;
-    size_t group = u->nq / u->nkv, end = it->span->position + it->last;
+    size_t kv_head = it->first_head / (u->nq / u->nkv), end = it->span->position + it->last;
     enum dtype t = r->state->kv_dtype;
 
     for (size_t base = 0; base < end; base += KV_PAGE_TOKENS) {
@@ -127,9 +130,9 @@ static void attend_pages(const struct attention_run *r, const struct attention_i
         size_t n_page = size_min(KV_PAGE_TOKENS, end - base);
         const float *K, *V;
 
-        K = cpu_kv_load(r->be, t, cpu_kv_keys(r->state, u->attn_layer, page, it->kv_head, u->hd),
+        K = cpu_kv_load(r->be, t, cpu_kv_keys(r->state, u->attn_layer, page, kv_head, u->hd),
                         n_page, u->hd, s->K);
-        V = cpu_kv_load(r->be, t, cpu_kv_values(r->state, u->attn_layer, page, it->kv_head, u->hd),
+        V = cpu_kv_load(r->be, t, cpu_kv_values(r->state, u->attn_layer, page, kv_head, u->hd),
                         n_page, u->hd, s->V);
         for (size_t i = it->first; i < it->last; i++) {
             size_t visible = it->span->position + i + 1;
@@ -137,12 +140,12 @@ static void attend_pages(const struct attention_run *r, const struct attention_i
             if (visible <= base) {
                 continue;
             }
-            for (size_t g = 0; g < group; g++) {
-                const float *q = (const float *)u->q.data +
-                                 query_at(u, it->span->row + i, it->kv_head * group + g);
+            for (size_t g = 0; g < r->heads; g++) {
+                const float *q =
+                    (const float *)u->q.data + query_at(u, it->span->row + i, it->first_head + g);
 
                 attend_page(r, s, q, K, V, size_min(KV_PAGE_TOKENS, visible - base),
-                            (i - it->first) * group + g);
+                            (i - it->first) * r->heads + g);
             }
         }
     }
@@ -153,7 +156,7 @@ static void attend_item(const struct attention_run *r, const struct attention_it
 {
     const struct op_attention *u = r->u;
     const struct cpu_kernels *kn = r->be->kernels;
-    size_t group = u->nq / u->nkv, n_lanes = (it->last - it->first) * group;
+    size_t n_lanes = (it->last - it->first) * r->heads;
 
     for (size_t lane = 0; lane < n_lanes; lane++) {
         s->max[lane] = -INFINITY;
@@ -164,8 +167,8 @@ static void attend_item(const struct attention_run *r, const struct attention_it
     }
     attend_pages(r, it, s);
     for (size_t lane = 0; lane < n_lanes; lane++) {
-        size_t row = it->span->row + it->first + lane / group;
-        size_t head = it->kv_head * group + lane % group;
+        size_t row = it->span->row + it->first + lane / r->heads;
+        size_t head = it->first_head + lane % r->heads;
         float *acc = s->acc + lane * u->hd;
         float *out = (float *)u->out.data + (row * u->nq + head) * u->hd;
 
@@ -202,7 +205,7 @@ static void attention_range(void *ctx, size_t begin, size_t end, size_t thread)
     attention_scratch_cut(&s, cpu_scratch(r->be, thread), r->u);
     for (size_t i = 0; i < r->step->n_spans && base < end; i++) {
         const struct span *span = &r->step->spans[i];
-        size_t n_blocks = span_blocks(span), n_items = n_blocks * r->u->nkv;
+        size_t n_blocks = span_blocks(span), n_items = n_blocks * (r->u->nq / r->heads);
 
         for (size_t item = size_max(begin, base); item < size_min(end, base + n_items); item++) {
             size_t block = balanced((item - base) % n_blocks, n_blocks);
@@ -210,7 +213,7 @@ static void attention_range(void *ctx, size_t begin, size_t end, size_t thread)
                 .span = span,
                 .first = block * ROW_BLOCK,
                 .last = size_min((block + 1) * ROW_BLOCK, span->n_rows),
-                .kv_head = (item - base) / n_blocks,
+                .first_head = (item - base) / n_blocks * r->heads,
             };
 
             attend_item(r, &it, &s);
@@ -224,9 +227,9 @@ static enum status attention_run(struct cpu_backend *be, const struct op *op,
                                  struct error *err)
 {
     const struct op_attention *u = &op->u.attention;
-    struct attention_run r = {be, u, step, state};
+    struct attention_run r = {be, u, step, state, u->nq / u->nkv};
     enum status rc = cpu_kv_check(op, state, step, u->attn_layer, u->nkv, u->hd, err);
-    size_t n_items = 0, work = 0;
+    size_t n_blocks = 0, work = 0;
 
     if (rc != OK) {
         return rc;
@@ -234,10 +237,13 @@ static enum status attention_run(struct cpu_backend *be, const struct op *op,
     for (size_t i = 0; i < step->n_spans; i++) {
         const struct span *span = &step->spans[i];
 
-        n_items += span_blocks(span) * u->nkv;
+        n_blocks += span_blocks(span);
         work += span->n_rows * (span->position + span->n_rows) * u->nq * u->hd;
     }
-    cpu_parallel(be, n_items, 1, work, attention_range, &r);
+    if (n_blocks * u->nkv < be->n_threads) {
+        r.heads = 1;
+    }
+    cpu_parallel(be, n_blocks * (u->nq / r.heads), 1, work, attention_range, &r);
     return OK;
 }
 

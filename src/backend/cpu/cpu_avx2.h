@@ -32,6 +32,7 @@ bool all_finite_avx2(const float *x, size_t n);
 void round_avx2(enum dtype t, float *v, size_t n);
 void load_avx2(float *dst, enum dtype t, const void *src, size_t n);
 void store_avx2(enum dtype t, void *dst, const float *src, size_t n);
+void load_fp8_avx2(float *dst, enum dtype t, const uint8_t *src, size_t n, float scale);
 void conv_avx2(float *out, const float *const *column, const float *weight, size_t weight_stride,
                size_t taps, size_t n);
 

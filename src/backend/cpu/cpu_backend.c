@@ -12,7 +12,6 @@
 #include "backend/cpu/cpu_avx2.h"
 #include "backend/cpu/cpu_internal.h"
 #include "base/arena.h"
-#include "base/half.h"
 #include "base/size.h"
 
 /* Below this many multiply-adds a region costs more than a second core saves: waking the workers
@@ -217,10 +216,6 @@ enum status cpu_backend_new(struct backend **out, const struct cpu_backend_optio
         return rc;
     }
     be->n_threads = pool_threads(be->pool);
-    for (unsigned byte = 0; byte < 256; byte++) {
-        be->fp8[0][byte] = f8e4m3_to_f32((uint8_t)byte);
-        be->fp8[1][byte] = f8e5m2_to_f32((uint8_t)byte);
-    }
     *out = &be->base;
     return OK;
 }

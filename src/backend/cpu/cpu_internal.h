@@ -21,7 +21,6 @@ struct cpu_backend {
     float *shared;                /* scratch of the op as a whole */
     float *scratch;               /* n_threads times scratch_floats */
     size_t scratch_floats;
-    float fp8[2][256]; /* values of the e4m3 and e5m2 bytes */
 };
 
 /* Scratch of one op in floats. Sizes saturate, so that absurd ones fail as "no memory". */

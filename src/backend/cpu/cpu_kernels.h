@@ -35,7 +35,7 @@ struct linear_job {
     float *tile;      /* scratch: LINEAR_TILE_ROWS rows of linear_tile_stride() floats */
 };
 
-/* A row of the tile holds n_in floats and zeros up to a whole vector of 16. */
+/* Rows of the tile begin at whole cache lines. */
 static inline size_t linear_tile_stride(size_t n_in)
 {
     return (n_in + 15) / 16 * 16;
@@ -75,6 +75,8 @@ struct cpu_kernels {
     void (*round)(enum dtype t, float *v, size_t n);
     void (*load)(float *dst, enum dtype t, const void *src, size_t n);
     void (*store)(enum dtype t, void *dst, const float *src, size_t n);
+    /* dst = value of the byte * scale; t is F8_E4M3 or F8_E5M2. */
+    void (*load_fp8)(float *dst, enum dtype t, const uint8_t *src, size_t n, float scale);
 
     /* out[c] = silu(sum_j weight[j * weight_stride + c] * column[j][c]), j ascending */
     void (*conv)(float *out, const float *const *column, const float *weight, size_t weight_stride,
@@ -113,6 +115,7 @@ bool all_finite_ref(const float *x, size_t n);
 void round_ref(enum dtype t, float *v, size_t n);
 void load_ref(float *dst, enum dtype t, const void *src, size_t n);
 void store_ref(enum dtype t, void *dst, const float *src, size_t n);
+void load_fp8_ref(float *dst, enum dtype t, const uint8_t *src, size_t n, float scale);
 void conv_ref(float *out, const float *const *column, const float *weight, size_t weight_stride,
               size_t taps, size_t n);
 void delta_step_ref(float *out, float *S, const float *q, const float *k, const float *v,

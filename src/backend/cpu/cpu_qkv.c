@@ -86,14 +86,8 @@ const float *cpu_kv_load(const struct cpu_backend *be, enum dtype t, struct kv_r
         be->kernels->load(buffer, t, rows.data, n * hd);
         return buffer;
     }
-    const float *value = be->fp8[t == DTYPE_F8_E5M2];
-
     for (size_t j = 0; j < n; j++) {
-        const uint8_t *row = rows.data + j * hd;
-
-        for (size_t i = 0; i < hd; i++) {
-            buffer[j * hd + i] = value[row[i]] * rows.scales[j];
-        }
+        be->kernels->load_fp8(buffer + j * hd, t, rows.data + j * hd, hd, rows.scales[j]);
     }
     return buffer;
 }

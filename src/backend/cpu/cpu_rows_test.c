@@ -107,6 +107,33 @@ static void conversions_agree_with_base(void **state)
     }
 }
 
+/* All 256 bytes of both fp8 types, in rows of every length that meets a tail. */
+static void fp8_bytes_agree_with_base(void **state)
+{
+    static const enum dtype types[] = {DTYPE_F8_E4M3, DTYPE_F8_E5M2};
+
+    (void)state;
+    for (size_t c = 0; c < 2 * 256; c++) {
+        enum dtype t = types[c % 2];
+        uint8_t bytes[17];
+        float scalar[17], fast[17], want;
+        size_t n = 1 + c / 2 % 17;
+
+        memset(bytes, (int)(c / 2), sizeof bytes);
+        want = dtype_load(t, bytes, 0) * 0.37f;
+        cpu_kernels_scalar.load_fp8(scalar, t, bytes, n, 0.37f);
+        if (cpu_detect().avx2) {
+            cpu_kernels_avx2.load_fp8(fast, t, bytes, n, 0.37f);
+        } else {
+            memcpy(fast, scalar, sizeof fast);
+        }
+        for (size_t i = 0; i < n; i++) {
+            assert_true(isnan(want) ? isnan(scalar[i]) && isnan(fast[i])
+                                    : scalar[i] == want && fast[i] == want);
+        }
+    }
+}
+
 static void a_maximum_notices_nan(void **state)
 {
     (void)state;
@@ -534,6 +561,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exp_is_within_two_units),
         cmocka_unit_test(conversions_agree_with_base),
+        cmocka_unit_test(fp8_bytes_agree_with_base),
         cmocka_unit_test(a_maximum_notices_nan),
         cmocka_unit_test(embed_takes_rows),
         cmocka_unit_test(norm_divides_by_the_root_mean_square),

@@ -5,10 +5,9 @@
  *         and summed in one order (simd_sum4). Register tiles only put several such accumulators side
  *         by side, so an output is the same bits in any tile: alone in decode, or in a prefill of
  *         hundreds of rows.
- * Tiles:  1 input row: 8 dense or 4 quantised weight rows at once, decoded in registers.
- *         2 input rows: 4 weight rows by 2.
- *         more: 4 weight rows are decoded to float32 once, then 4 by 3 tiles pass over the inputs
- *         (12 accumulators + 3 inputs + 1 weight = the 16 registers).
+ * Tiles:  4 weight rows by up to 3 inputs (12 accumulators + 3 inputs + 1 weight = the 16 registers),
+ *         or 8 dense rows by 1 input. Dense weights are widened in registers. Quantised ones too for
+ *         up to 2 inputs; for more, 4 rows are decoded to float32 once and serve all inputs.
  * Scale:  w = scale * (q - zero) is decoded as fma(q, scale, -zero * scale). For 16-bit scales that
  *         product is exact, so w is what the reference decodes. */
 #include "backend/cpu/cpu_avx2.h"
@@ -191,16 +190,12 @@ SIMD_INLINE void quant_tile(const struct tile *t, const struct weight *w, size_t
     put_sums(t, acc, R, X);
 }
 
-/* One row as float32, with zeros up to the tile's stride. */
+/* One row as float32. */
 static void decode_row(float *out, const struct weight *w, size_t row, const uint8_t *data,
                        size_t n_groups)
 {
     size_t k = 0;
 
-    if (w->kind == WEIGHT_DENSE) {
-        load_avx2(out, w->dtype, data, w->n_in);
-        k = w->n_in;
-    }
     for (size_t g = 0; g < n_groups; g++) {
         size_t end = k + w->group < w->n_in ? k + w->group : w->n_in;
         struct group_scale s = scale_of(w, row, g, n_groups);
@@ -219,10 +214,9 @@ static void decode_row(float *out, const struct weight *w, size_t row, const uin
             }
         }
     }
-    memset(out + k, 0, (linear_tile_stride(w->n_in) - k) * sizeof *out);
 }
 
-/* --- the three shapes --- */
+/* --- shapes --- */
 
 static void tile_inputs(struct tile *t, const struct linear_job *job, size_t i, size_t n_x,
                         size_t n)
@@ -233,87 +227,75 @@ static void tile_inputs(struct tile *t, const struct linear_job *job, size_t i, 
     }
 }
 
-SIMD_INLINE void dense_direct(const struct tile *t, const struct weight *w, int R, int X)
+/* Inputs of the next tile: three, but no single one is left over when two pairs serve as well. */
+static size_t tile_width(size_t n_left)
 {
-    switch (w->dtype) {
-    case DTYPE_F32:
-        dense_tile(t, DTYPE_F32, R, X);
-        break;
-    case DTYPE_F16:
-        dense_tile(t, DTYPE_F16, R, X);
-        break;
-    default:
-        dense_tile(t, DTYPE_BF16, R, X);
-        break;
+    return n_left == 4 ? 2 : n_left < INPUTS_MAX ? n_left : INPUTS_MAX;
+}
+
+/* R dense rows against all inputs. */
+SIMD_INLINE void dense_rows(struct tile *t, const struct linear_job *job, size_t n, enum dtype type,
+                            int R)
+{
+    for (size_t i = 0, X; i < job->n_x; i += X) {
+        X = tile_width(job->n_x - i);
+        tile_inputs(t, job, i, X, n);
+        if (X == 3) {
+            dense_tile(t, type, R, 3);
+        } else if (X == 2) {
+            dense_tile(t, type, R, 2);
+        } else {
+            dense_tile(t, type, R, 1);
+        }
     }
 }
 
-static void direct_tile(const struct tile *t, const struct weight *w, size_t row, size_t n_groups,
-                        size_t R, size_t X)
+SIMD_INLINE void linear_dense(const struct linear_job *job, const struct weight *w, size_t n0,
+                              size_t n1, enum dtype type)
 {
-    if (w->kind == WEIGHT_DENSE) {
-        if (X == 1) {
-            R == 8   ? dense_direct(t, w, 8, 1)
-            : R == 4 ? dense_direct(t, w, 4, 1)
-                     : dense_direct(t, w, 1, 1);
-        } else {
-            R == 4 ? dense_direct(t, w, 4, 2) : dense_direct(t, w, 1, 2);
+    size_t row_bytes = w->n_in * (type == DTYPE_F32 ? 4 : 2);
+
+    for (size_t n = n0, R; n < n1; n += R) {
+        struct tile t = {.n_in = w->n_in, .accumulates = job->accumulates};
+
+        R = job->n_x == 1 && n1 - n >= 8 ? 8 : n1 - n >= 4 ? 4 : 1;
+        for (size_t r = 0; r < R; r++) {
+            t.w[r] = (const uint8_t *)w->data + (n + r) * row_bytes;
         }
-    } else if (w->kind == WEIGHT_INT4) {
-        if (X == 1) {
-            R == 4 ? quant_tile(t, w, row, n_groups, WEIGHT_INT4, 4, 1)
-                   : quant_tile(t, w, row, n_groups, WEIGHT_INT4, 1, 1);
+        if (R == 8) {
+            tile_inputs(&t, job, 0, 1, n);
+            dense_tile(&t, type, 8, 1);
+        } else if (R == 4) {
+            dense_rows(&t, job, n, type, 4);
         } else {
-            R == 4 ? quant_tile(t, w, row, n_groups, WEIGHT_INT4, 4, 2)
-                   : quant_tile(t, w, row, n_groups, WEIGHT_INT4, 1, 2);
-        }
-    } else {
-        if (X == 1) {
-            R == 4 ? quant_tile(t, w, row, n_groups, WEIGHT_INT8, 4, 1)
-                   : quant_tile(t, w, row, n_groups, WEIGHT_INT8, 1, 1);
-        } else {
-            R == 4 ? quant_tile(t, w, row, n_groups, WEIGHT_INT8, 4, 2)
-                   : quant_tile(t, w, row, n_groups, WEIGHT_INT8, 1, 2);
+            dense_rows(&t, job, n, type, 1);
         }
     }
 }
 
 /* One or two inputs: the weights are decoded on the way. */
-static void linear_direct(const struct linear_job *job, const struct weight *w, size_t n0,
-                          size_t n1)
+SIMD_INLINE void linear_quant(const struct linear_job *job, const struct weight *w, size_t n0,
+                              size_t n1, enum weight_kind kind, int X)
 {
     size_t row_bytes = weight_row_bytes(w), n_groups = weight_n_groups(w);
-    bool is_wide = w->kind == WEIGHT_DENSE && job->n_x == 1;
 
     for (size_t n = n0, R; n < n1; n += R) {
         struct tile t = {.n_in = w->n_in, .accumulates = job->accumulates};
 
-        R = is_wide && n1 - n >= 8 ? 8 : n1 - n >= 4 ? 4 : 1;
+        R = n1 - n >= 4 ? 4 : 1;
         for (size_t r = 0; r < R; r++) {
             t.w[r] = (const uint8_t *)w->data + (n + r) * row_bytes;
         }
-        tile_inputs(&t, job, 0, job->n_x, n);
-        direct_tile(&t, w, n, n_groups, R, job->n_x);
-    }
-}
-
-/* R float32 rows against all inputs. */
-SIMD_INLINE void f32_rows(struct tile *t, const struct linear_job *job, size_t n, int R)
-{
-    for (size_t i = 0, X; i < job->n_x; i += X) {
-        X = job->n_x - i < INPUTS_MAX ? job->n_x - i : INPUTS_MAX;
-        tile_inputs(t, job, i, X, n);
-        if (X == 3) {
-            dense_tile(t, DTYPE_F32, R, 3);
-        } else if (X == 2) {
-            dense_tile(t, DTYPE_F32, R, 2);
+        tile_inputs(&t, job, 0, (size_t)X, n);
+        if (R == 4) {
+            quant_tile(&t, w, n, n_groups, kind, 4, X);
         } else {
-            dense_tile(t, DTYPE_F32, R, 1);
+            quant_tile(&t, w, n, n_groups, kind, 1, X);
         }
     }
 }
 
-/* Many inputs: each weight row is decoded once. */
+/* Many inputs: each row is decoded once. */
 static void linear_decoded(const struct linear_job *job, const struct weight *w, size_t n0,
                            size_t n1)
 {
@@ -325,25 +307,33 @@ static void linear_decoded(const struct linear_job *job, const struct weight *w,
 
         R = n1 - n >= 4 ? 4 : 1;
         for (size_t r = 0; r < R; r++) {
-            t.w[r] = (const uint8_t *)w->data + (n + r) * row_bytes;
-            if (w->kind != WEIGHT_DENSE || w->dtype != DTYPE_F32) {
-                decode_row(job->tile + r * stride, w, n + r, t.w[r], n_groups);
-                t.w[r] = (const uint8_t *)(job->tile + r * stride);
-            }
+            decode_row(job->tile + r * stride, w, n + r,
+                       (const uint8_t *)w->data + (n + r) * row_bytes, n_groups);
+            t.w[r] = (const uint8_t *)(job->tile + r * stride);
         }
         if (R == 4) {
-            f32_rows(&t, job, n, 4);
+            dense_rows(&t, job, n, DTYPE_F32, 4);
         } else {
-            f32_rows(&t, job, n, 1);
+            dense_rows(&t, job, n, DTYPE_F32, 1);
         }
     }
 }
 
 void linear_avx2(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1)
 {
-    if (job->n_x <= 2) {
-        linear_direct(job, w, n0, n1);
-    } else {
+    if (w->kind == WEIGHT_DENSE && w->dtype == DTYPE_F32) {
+        linear_dense(job, w, n0, n1, DTYPE_F32);
+    } else if (w->kind == WEIGHT_DENSE && w->dtype == DTYPE_F16) {
+        linear_dense(job, w, n0, n1, DTYPE_F16);
+    } else if (w->kind == WEIGHT_DENSE) {
+        linear_dense(job, w, n0, n1, DTYPE_BF16);
+    } else if (job->n_x > 2) {
         linear_decoded(job, w, n0, n1);
+    } else if (w->kind == WEIGHT_INT4) {
+        job->n_x == 1 ? linear_quant(job, w, n0, n1, WEIGHT_INT4, 1)
+                      : linear_quant(job, w, n0, n1, WEIGHT_INT4, 2);
+    } else {
+        job->n_x == 1 ? linear_quant(job, w, n0, n1, WEIGHT_INT8, 1)
+                      : linear_quant(job, w, n0, n1, WEIGHT_INT8, 2);
     }
 }

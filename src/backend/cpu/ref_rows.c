@@ -155,6 +155,13 @@ void store_ref(enum dtype t, void *dst, const float *src, size_t n)
     }
 }
 
+void load_fp8_ref(float *dst, enum dtype t, const uint8_t *src, size_t n, float scale)
+{
+    for (size_t i = 0; i < n; i++) {
+        dst[i] = scale * (t == DTYPE_F8_E4M3 ? f8e4m3_to_f32(src[i]) : f8e5m2_to_f32(src[i]));
+    }
+}
+
 void conv_ref(float *out, const float *const *column, const float *weight, size_t weight_stride,
               size_t taps, size_t n)
 {
@@ -184,6 +191,7 @@ const struct cpu_kernels cpu_kernels_scalar = {
     .round = round_ref,
     .load = load_ref,
     .store = store_ref,
+    .load_fp8 = load_fp8_ref,
     .conv = conv_ref,
     .delta_step = delta_step_ref,
     .matmul = matmul_ref,

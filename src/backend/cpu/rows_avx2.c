@@ -240,6 +240,52 @@ void store_avx2(enum dtype t, void *dst, const float *src, size_t n)
     }
 }
 
+/* e5m2 is the upper byte of a float16. e4m3 in a float16's fields has an exponent bias of 15 instead
+ * of 7, so it reads as value / 256, denormals included; only its NaN needs help. */
+SIMD_INLINE __m256 fp8_values(enum dtype t, __m128i bytes)
+{
+    __m128i wide = _mm_cvtepu8_epi16(bytes), size, sign, is_nan;
+
+    if (t == DTYPE_F8_E5M2) {
+        return _mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
+    }
+    size = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
+    sign = _mm_slli_epi16(_mm_andnot_si128(_mm_set1_epi16(0x7f), wide), 8);
+    is_nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x7f));
+    is_nan = _mm_and_si128(is_nan, _mm_set1_epi16(0x7e00));
+    size = _mm_or_si128(_mm_slli_epi16(size, 7), is_nan);
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(size, sign)), _mm256_set1_ps(256.0f));
+}
+
+SIMD_INLINE void load_fp8(float *dst, enum dtype t, const uint8_t *src, size_t n, float scale)
+{
+    __m256 factor = _mm256_set1_ps(scale);
+    size_t i = 0;
+
+    for (; i + 8 <= n; i += 8) {
+        __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)(src + i));
+
+        _mm256_storeu_ps(dst + i, _mm256_mul_ps(factor, fp8_values(t, bytes)));
+    }
+    if (i < n) {
+        uint8_t whole[16] = {0};
+
+        memcpy(whole, src + i, n - i);
+        __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)whole);
+
+        simd_store_tail(dst + i, _mm256_mul_ps(factor, fp8_values(t, bytes)), n - i);
+    }
+}
+
+void load_fp8_avx2(float *dst, enum dtype t, const uint8_t *src, size_t n, float scale)
+{
+    if (t == DTYPE_F8_E4M3) {
+        load_fp8(dst, DTYPE_F8_E4M3, src, n, scale);
+    } else {
+        load_fp8(dst, DTYPE_F8_E5M2, src, n, scale);
+    }
+}
+
 void conv_avx2(float *out, const float *const *column, const float *weight, size_t weight_stride,
                size_t taps, size_t n)
 {
@@ -271,6 +317,7 @@ const struct cpu_kernels cpu_kernels_avx2 = {
     .round = round_avx2,
     .load = load_avx2,
     .store = store_avx2,
+    .load_fp8 = load_fp8_avx2,
     .conv = conv_avx2,
     .delta_step = delta_step_avx2,
     .matmul = matmul_avx2,
