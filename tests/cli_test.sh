@@ -67,7 +67,7 @@ says "config.json"
 # Memory: 4, with the numbers.
 try 4 "$SPILLWAY" serve --model-path $rill --port 0 --max-total-tokens 268435456 \
     --max-running-requests 1024 --mamba-ssm-dtype float32
-says "GiB are available"
+says "are available"
 
 # Help of everything: 0, with examples.
 try 0 "$SPILLWAY" --help

@@ -38,15 +38,12 @@ static enum status start_engine(struct generator *g, const struct log *log, stru
     return rc == OK ? engine_port_new(&g->port, g->engine, err) : rc;
 }
 
-enum status generator_open(struct generator *g, struct model_flags *f, bool verbose,
+enum status generator_open(struct generator *g, const struct model_flags *f, bool verbose,
                            const struct log *log, struct error *err)
 {
     const struct model_setup_options o = {
-        .want_tokenizer = true, .want_template = true, .quiet = !verbose};
+        .want_tokenizer = true, .want_template = true, .max_running = 1, .quiet = !verbose};
     *g = (struct generator){0};
-    if (!f->max_running_requests) {
-        f->max_running_requests = 1;
-    }
     enum status rc = model_setup_open(&g->setup, f, &o, log, err);
     if (rc == OK) {
         rc = start_engine(g, log, err);

@@ -21,8 +21,8 @@ struct generator {
     struct engine_port *port;
 };
 
-/* f's max_running_requests is 1 unless it was given. On failure *g holds nothing. */
-enum status generator_open(struct generator *g, struct model_flags *f, bool verbose,
+/* On failure *g holds nothing. */
+enum status generator_open(struct generator *g, const struct model_flags *f, bool verbose,
                            const struct log *log, struct error *err);
 void generator_close(struct generator *g);
 

@@ -133,17 +133,38 @@ size_t memory_available(const char *meminfo, const char *cgroup)
     return size_min(available, cgroup_left(cgroup));
 }
 
+static void size_text(char out[32], size_t n_bytes)
+{
+    const double mib = (double)n_bytes / (1 << 20);
+    if (mib >= 1024) {
+        snprintf(out, 32, "%.2f GiB", mib / 1024);
+    } else {
+        snprintf(out, 32, "%.1f MiB", mib);
+    }
+}
+
+void memory_plan_text(char *out, size_t n, const struct memory_plan *p)
+{
+    char weights[32], states[32], kv[32], scratch[32], total[32];
+    size_text(weights, p->weight_bytes);
+    size_text(states, p->state_bytes);
+    size_text(kv, p->kv_bytes);
+    size_text(scratch, p->scratch_bytes);
+    size_text(total, p->total_bytes);
+    snprintf(out, n, "weights %s + states %s + KV pool %s + scratch %s = %s", weights, states, kv,
+             scratch, total);
+}
+
 enum status memory_check(const struct memory_plan *p, size_t available, struct error *err)
 {
-    const double gib = 1 << 30;
+    char plan[256], left[32];
     if (p->total_bytes <= available) {
         return OK;
     }
+    memory_plan_text(plan, sizeof plan, p);
+    size_text(left, available);
     return error_set(err, ERR_NO_MEMORY,
-                     "not enough memory: weights %.2f GiB + states %.2f + KV pool %.2f + scratch "
-                     "%.2f = %.2f GiB, but %.2f GiB are available; lower --max-total-tokens, "
+                     "not enough memory: %s, but %s are available; lower --max-total-tokens, "
                      "--max-running-requests or --chunked-prefill-size, or choose a smaller model",
-                     (double)p->weight_bytes / gib, (double)p->state_bytes / gib,
-                     (double)p->kv_bytes / gib, (double)p->scratch_bytes / gib,
-                     (double)p->total_bytes / gib, (double)available / gib);
+                     plan, left);
 }

@@ -26,6 +26,9 @@ enum status memory_plan_make(struct memory_plan *out, const struct model_config 
  * (cgroup v2, "/sys/fs/cgroup") leaves. SIZE_MAX when neither says anything. */
 size_t memory_available(const char *meminfo, const char *cgroup);
 
+/* "weights 22.70 GiB + states 64.0 MiB + ... = 25.10 GiB" */
+void memory_plan_text(char *out, size_t n, const struct memory_plan *plan);
+
 /* ERR_NO_MEMORY with the numbers when the plan exceeds `available`. */
 enum status memory_check(const struct memory_plan *plan, size_t available, struct error *err);
 

@@ -153,11 +153,12 @@ static enum status resolve_chunk(struct model_resolved *out, const struct model_
 }
 
 enum status model_resolve(struct model_resolved *out, const struct model_flags *f,
-                          const struct model_config *c, struct settings *s, struct error *err)
+                          const struct model_config *c, size_t max_running, struct settings *s,
+                          struct error *err)
 {
     *out = (struct model_resolved){0};
     resolve_dtypes(out, f, c, s);
-    out->max_running = f->max_running_requests ? f->max_running_requests : MAX_RUNNING_DEFAULT;
+    out->max_running = f->max_running_requests ? f->max_running_requests : max_running;
     settings_add_size(s, "max-running-requests", f->max_running_requests,
                       f->max_running_requests ? NULL : "default", out->max_running);
     enum status rc = resolve_context(out, f, c, s, err);

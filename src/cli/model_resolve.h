@@ -27,10 +27,11 @@ struct model_resolved {
     size_t rows_max;
 };
 
-/* Adds one row to `settings` for each decision. ERR_USAGE names the flag. */
+/* Adds one row to `settings` for each decision. max_running: when the flag is not given. ERR_USAGE names
+ * the flag. */
 enum status model_resolve(struct model_resolved *out, const struct model_flags *f,
-                          const struct model_config *c, struct settings *settings,
-                          struct error *err);
+                          const struct model_config *c, size_t max_running,
+                          struct settings *settings, struct error *err);
 
 /* --quantization against the checkpoint's quant_method (NULL: not quantised). */
 enum status quantization_check(const char *asked, const char *stored, struct settings *settings,

@@ -149,7 +149,6 @@ static enum status check_memory(const struct model_setup *s, const struct model_
                                 const struct model_resolved *r, const struct model_setup_options *o,
                                 const struct log *log, struct error *err)
 {
-    const double gib = 1 << 30;
     struct memory_plan plan;
     struct state_budget budget = {.n_live = r->max_running + 1,
                                   .n_snapshots = o->n_snapshots,
@@ -163,12 +162,10 @@ static enum status check_memory(const struct model_setup *s, const struct model_
     }
     size_t available = memory_available("/proc/meminfo", "/sys/fs/cgroup");
     if (!o->quiet) {
-        log_info(log,
-                 "memory: weights %.2f GiB, states %.2f, KV pool %.2f, scratch %.2f; %.2f GiB of "
-                 "%.2f available",
-                 (double)plan.weight_bytes / gib, (double)plan.state_bytes / gib,
-                 (double)plan.kv_bytes / gib, (double)plan.scratch_bytes / gib,
-                 (double)plan.total_bytes / gib, (double)available / gib);
+        char text[256];
+        memory_plan_text(text, sizeof text, &plan);
+        log_info(log, "memory: %s; %.2f GiB are available", text,
+                 (double)available / (double)(1 << 30));
     }
     return memory_check(&plan, available, err);
 }
@@ -240,7 +237,8 @@ static enum status load(struct model_setup *s, const struct model_flags *f,
                         const struct log *log, struct error *err)
 {
     struct model_resolved r;
-    enum status rc = model_resolve(&r, f, c, &s->settings, err);
+    size_t max_running = o->max_running ? o->max_running : MAX_RUNNING_DEFAULT;
+    enum status rc = model_resolve(&r, f, c, max_running, &s->settings, err);
     if (rc != OK) {
         return rc;
     }

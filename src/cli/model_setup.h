@@ -60,6 +60,7 @@ struct model_setup_options {
     size_t out_rows_max; /* 0: running; SIZE_MAX: rows_max (eval) */
     size_t n_snapshots;
     size_t gdn_chunk_min; /* 0: default */
+    size_t max_running;   /* when --max-running-requests is not given; 0: MAX_RUNNING_DEFAULT */
     bool quiet;           /* no settings print-out; warnings stay */
 };
 
