@@ -62,17 +62,39 @@ static void unpack_plain(const struct gptq_matrix *m, size_t row, size_t n, uint
     }
 }
 
-/* The same in the order of perm: place i takes its field from wherever input perm[i] lies. */
-static void unpack_permuted(const struct gptq_matrix *m, size_t row, size_t n, uint8_t *q)
+/* Add field `k` of n outputs to the bytes of acc at bit `at`. With n a constant TILE this is a handful of
+ * vector instructions. */
+static inline void add_input(uint32_t *acc, const struct gptq_matrix *m, size_t row, size_t n,
+                             size_t k, unsigned at)
 {
     size_t per_word = 32 / m->bits;
+    const uint8_t *words = m->qweight + 4 * (k / per_word * m->n_out + row);
+    unsigned shift = m->bits * (unsigned)(k % per_word);
+    uint32_t mask = (1u << m->bits) - 1;
 
-    for (size_t i = 0; i < m->n_in; i++) {
-        size_t k = (size_t)m->perm[i];
-        const uint8_t *words = m->qweight + 4 * (k / per_word * m->n_out + row);
+    for (size_t j = 0; j < n; j++) {
+        acc[j] |= (load_u32(words + 4 * j) >> shift & mask) << at;
+    }
+}
 
+/* The same in the order of perm: place i takes its field from wherever input perm[i] lies. Four places
+ * at a time, so that a row gets one store for them; n_in is a multiple of four. */
+static void unpack_permuted(const struct gptq_matrix *m, size_t row, size_t n, uint8_t *q)
+{
+    for (size_t i = 0; i < m->n_in; i += 4) {
+        uint32_t acc[TILE] = {0};
+
+        for (unsigned part = 0; part < 4; part++) {
+            size_t k = (size_t)m->perm[i + part];
+
+            if (n == TILE) {
+                add_input(acc, m, row, TILE, k, 8 * part);
+            } else {
+                add_input(acc, m, row, n, k, 8 * part);
+            }
+        }
         for (size_t j = 0; j < n; j++) {
-            q[j * m->n_in + i] = field(load_u32(words + 4 * j), m->bits, k % per_word);
+            memcpy(q + j * m->n_in + i, &acc[j], 4);
         }
     }
 }

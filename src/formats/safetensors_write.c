@@ -19,7 +19,7 @@
 
 struct pending {
     const char *name;
-    const struct tensor *tensor;
+    struct tensor tensor;
     size_t n_bytes;
 };
 
@@ -95,14 +95,14 @@ enum status safetensors_writer_add(struct safetensors_writer *w, const char *nam
         w->items = items;
         w->cap = cap;
     }
-    w->items[w->n++] = (struct pending){name, t, n_bytes};
+    w->items[w->n++] = (struct pending){name, *t, n_bytes};
     return OK;
 }
 
 static int compare_layout(const void *a, const void *b)
 {
     const struct pending *x = a, *y = b;
-    size_t x_align = dtype_bytes(x->tensor->dtype), y_align = dtype_bytes(y->tensor->dtype);
+    size_t x_align = dtype_bytes(x->tensor.dtype), y_align = dtype_bytes(y->tensor.dtype);
 
     if (x_align != y_align) {
         return x_align > y_align ? -1 : 1;
@@ -119,9 +119,9 @@ static void write_entry(struct buf *b, const struct pending *p, size_t begin)
 {
     buf_append_char(b, ',');
     json_write_string(b, p->name, strlen(p->name));
-    buf_appendf(b, ":{\"dtype\":\"%s\",\"shape\":[", safetensors_dtype_name(p->tensor->dtype));
-    for (size_t d = 0; d < p->tensor->n_dims; d++) {
-        buf_appendf(b, "%s%zu", d ? "," : "", p->tensor->shape[d]);
+    buf_appendf(b, ":{\"dtype\":\"%s\",\"shape\":[", safetensors_dtype_name(p->tensor.dtype));
+    for (size_t d = 0; d < p->tensor.n_dims; d++) {
+        buf_appendf(b, "%s%zu", d ? "," : "", p->tensor.shape[d]);
     }
     buf_appendf(b, "],\"data_offsets\":[%zu,%zu]}", begin, begin + p->n_bytes);
 }
@@ -198,7 +198,7 @@ static enum status write_file(const struct safetensors_writer *w, const struct b
     }
     rc = write_fully(fd, header->data, header->len, path, err);
     for (size_t i = 0; i < w->n && rc == OK; i++) {
-        rc = write_fully(fd, w->items[i].tensor->data, w->items[i].n_bytes, path, err);
+        rc = write_fully(fd, w->items[i].tensor.data, w->items[i].n_bytes, path, err);
     }
     if (rc == OK && fsync(fd) != 0) {
         rc = error_set(err, ERR_IO, "cannot flush '%s': %s", path, strerror(errno));
