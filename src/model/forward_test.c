@@ -1,0 +1,377 @@
+/* forward_test.c - steps: what must not depend on company or cuts, and what must stay apart.
+ *
+ * Runs on the fixtures' checkpoints; the numbers themselves are the golden tests' matter. */
+#include "model/model_testing.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+
+enum { VOCAB = 512 };
+
+static void open_fixture(struct test_model *t, const char *name, const struct test_setup *setup)
+{
+    char dir[512];
+
+    fixture_path(dir, name, "");
+    test_model_open(t, dir, setup);
+}
+
+static void tokens_draw(int32_t *out, size_t n, uint32_t seed)
+{
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        out[i] = (int32_t)((seed >> 8) % 400);
+    }
+}
+
+/* ---- cuts ---- */
+
+static void last_logits(float *out, struct test_model *t, const int32_t *tokens, size_t n,
+                        size_t window)
+{
+    struct state_store *store = model_states(t->m);
+    struct seq_state *seq;
+    struct model_step_result result = {0};
+    struct error err = {0};
+
+    assert_int_equal(state_new(&seq, store, &err), OK);
+    for (size_t done = 0; done < n;) {
+        size_t piece = size_min(window, n - done);
+        struct model_span span = {seq, tokens + done, piece, 1};
+
+        assert_int_equal(state_reserve(store, seq, piece, &err), OK);
+        if (model_step(t->m, &span, 1, NULL, &result, &err) != OK) {
+            fail_msg("%s", err.text);
+        }
+        assert_int_equal(result.bad_layer[0], -1);
+        done += piece;
+    }
+    memcpy(out, result.logits, VOCAB * sizeof *out);
+    state_free(store, seq);
+}
+
+/* A long prompt gives the same answer however it is cut into windows. */
+static void test_windows(void **state)
+{
+    enum { LONG = 3000 };
+    static const size_t windows[] = {LONG, 1024, 100, 64, 7, 1};
+    static const char *const names[] = {"tiny-qwen3_5-dense", "tiny-qwen3_5-moe"};
+    static int32_t tokens[LONG];
+    static float whole[VOCAB], cut[VOCAB];
+    struct test_setup setup = {.rows_max = LONG, .context_max = LONG};
+
+    (void)state;
+    tokens_draw(tokens, LONG, 5);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct test_model t;
+
+        open_fixture(&t, names[i], &setup);
+        last_logits(whole, &t, tokens, LONG, LONG);
+        for (size_t w = 1; w < sizeof windows / sizeof windows[0]; w++) {
+            last_logits(cut, &t, tokens, LONG, windows[w]);
+            print_message("%s, %d tokens in windows of %zu: %.1e\n", names[i], LONG, windows[w],
+                          relative_error(cut, whole, VOCAB));
+            assert_true(relative_error(cut, whole, VOCAB) <= 1e-5);
+        }
+        test_model_close(&t);
+    }
+}
+
+/* ---- company ---- */
+
+enum { N_SEQS = 4, STEPS = 5 };
+
+struct
+    script { /* what a sequence does in each step: how many tokens it brings, 0: it is not there */
+    size_t n[STEPS];
+};
+
+static const struct script scripts[N_SEQS] = {
+    {{5, 1, 1, 1, 1}}, {{0, 70, 1, 1, 9}}, {{33, 33, 1, 0, 1}}, {{1, 0, 0, 64, 1}}};
+
+struct history {
+    float logits[STEPS][VOCAB];
+};
+
+/* Runs the scripts of the sequences in `mask`, all in the same steps. */
+static void run_scripts(struct history *out, struct test_model *t, unsigned mask)
+{
+    struct state_store *store = model_states(t->m);
+    struct seq_state *seqs[N_SEQS] = {0};
+    size_t done[N_SEQS] = {0};
+    static int32_t tokens[N_SEQS][256];
+    struct error err = {0};
+
+    for (size_t i = 0; i < N_SEQS; i++) {
+        tokens_draw(tokens[i], 256, (uint32_t)i + 11);
+        if (mask >> i & 1) {
+            assert_int_equal(state_new(&seqs[i], store, &err), OK);
+        }
+    }
+    for (size_t step = 0; step < STEPS; step++) {
+        struct model_span spans[N_SEQS];
+        size_t who[N_SEQS], n_spans = 0;
+        struct model_step_result result;
+
+        for (size_t i = 0; i < N_SEQS; i++) {
+            size_t n = scripts[i].n[step];
+            if (seqs[i] && n > 0) {
+                assert_int_equal(state_reserve(store, seqs[i], n, &err), OK);
+                spans[n_spans] = (struct model_span){seqs[i], tokens[i] + done[i], n, 1};
+                who[n_spans++] = i;
+                done[i] += n;
+            }
+        }
+        if (n_spans == 0) {
+            continue;
+        }
+        if (model_step(t->m, spans, n_spans, NULL, &result, &err) != OK) {
+            fail_msg("%s", err.text);
+        }
+        for (size_t i = 0; i < n_spans; i++) {
+            assert_int_equal(result.bad_layer[i], -1);
+            memcpy(out[who[i]].logits[step], result.logits + i * VOCAB, VOCAB * sizeof(float));
+        }
+    }
+    for (size_t i = 0; i < N_SEQS; i++) {
+        state_free(store, seqs[i]);
+    }
+}
+
+/* Every sequence gives bit for bit the same logits alone and in any company. */
+static void test_company(void **state)
+{
+    static struct history alone[N_SEQS], together[N_SEQS];
+    static const struct test_setup setups[] = {
+        {.n_live = N_SEQS},
+        {.n_live = N_SEQS, .isa = CPU_ISA_SCALAR},
+        {.n_live = N_SEQS, .n_threads = 1},
+        {.n_live = N_SEQS, .compute = DTYPE_BF16, .kv = DTYPE_F8_E4M3, .recurrent = DTYPE_BF16},
+    };
+
+    (void)state;
+    for (size_t f = 1; f < N_FIXTURES; f++) {
+        for (size_t s = 0; s < sizeof setups / sizeof setups[0]; s++) {
+            struct test_model t;
+
+            open_fixture(&t, fixture_names[f], &setups[s]);
+            memset(alone, 0, sizeof alone);
+            for (unsigned i = 0; i < N_SEQS; i++) {
+                run_scripts(alone, &t, 1u << i);
+            }
+            for (unsigned mask = 3; mask < 1u << N_SEQS; mask++) {
+                memset(together, 0, sizeof together);
+                run_scripts(together, &t, mask);
+                for (unsigned i = 0; i < N_SEQS; i++) {
+                    if (mask >> i & 1) {
+                        assert_memory_equal(&together[i], &alone[i], sizeof alone[i]);
+                    }
+                }
+            }
+            assert_int_equal(state_store_counts(model_states(t.m)).pages_used, 0);
+            test_model_close(&t);
+        }
+    }
+}
+
+/* The thread count changes nothing either. */
+static void test_threads(void **state)
+{
+    static int32_t tokens[200];
+    static float one[VOCAB], three[VOCAB];
+
+    (void)state;
+    tokens_draw(tokens, 200, 3);
+    for (size_t f = 0; f < N_FIXTURES; f++) {
+        struct test_setup setup = {.n_threads = 1};
+        struct test_model t;
+
+        open_fixture(&t, fixture_names[f], &setup);
+        last_logits(one, &t, tokens, 200, 100);
+        test_model_close(&t);
+        setup.n_threads = 3;
+        open_fixture(&t, fixture_names[f], &setup);
+        last_logits(three, &t, tokens, 200, 100);
+        test_model_close(&t);
+        assert_memory_equal(one, three, sizeof one);
+    }
+}
+
+/* A snapshot restored gives the same continuation, bit for bit, as never having left. */
+static void test_snapshot(void **state)
+{
+    struct test_setup setup = {.n_live = 2, .n_snapshots = 1};
+    struct test_model t;
+    struct state_store *store;
+    struct seq_state *a, *b;
+    struct state_snapshot *snap;
+    struct model_step_result result;
+    static int32_t tokens[120];
+    static float first[VOCAB];
+    struct error err = {0};
+
+    (void)state;
+    tokens_draw(tokens, 120, 8);
+    open_fixture(&t, "tiny-qwen3_5-moe", &setup);
+    store = model_states(t.m);
+    assert_int_equal(state_new(&a, store, &err), OK);
+    assert_int_equal(state_new(&b, store, &err), OK);
+    for (int round = 0; round < 2; round++) {
+        struct seq_state *q = round == 0 ? a : b;
+        struct model_span span = {q, tokens, 70, 0};
+
+        if (round == 0) {
+            assert_int_equal(state_reserve(store, q, 70, &err), OK);
+            assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), OK);
+            assert_int_equal(state_snapshot_new(&snap, store, q, &err), OK);
+        } else {
+            assert_int_equal(state_restore(store, q, snap, &err), OK);
+        }
+        span = (struct model_span){q, tokens + 70, 50, 1};
+        assert_int_equal(state_reserve(store, q, 50, &err), OK);
+        assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), OK);
+        if (round == 0) {
+            memcpy(first, result.logits, sizeof first);
+        } else {
+            assert_memory_equal(first, result.logits, sizeof first);
+        }
+    }
+    state_snapshot_free(store, snap);
+    state_free(store, a);
+    state_free(store, b);
+    assert_int_equal(state_store_counts(store).pages_used, 0);
+    test_model_close(&t);
+}
+
+/* ---- values that leave the range ---- */
+
+enum { LOUD_TOKEN = 77, QUIET_TOKEN = 78 };
+
+/* A copy of the dense fixture in which row `row` of the first layer's in_proj_qkv points along what the layer
+ * sees for LOUD_TOKEN, so long that the activation there is about twice float16's largest number, and
+ * well below it for other tokens. */
+static void write_loud_checkpoint(const char *dir, size_t row)
+{
+    struct checkpoint_edit e;
+    char from[512];
+    const uint16_t *embedding, *norm;
+    uint16_t *matrix;
+    struct tensor *t;
+    float u[128], mean = 0, norm_u = 0;
+    const size_t hidden = 128;
+
+    fixture_path(from, "tiny-qwen3_5-dense", "");
+    edit_open(&e, from);
+    t = &edit_find(&e, "model.embed_tokens.weight")->tensor;
+    assert_int_equal(t->dtype, DTYPE_BF16);
+    embedding = (const uint16_t *)t->data + LOUD_TOKEN * hidden;
+    norm = edit_find(&e, "model.layers.0.input_layernorm.weight")->tensor.data;
+    for (size_t i = 0; i < hidden; i++) {
+        u[i] = dtype_load(DTYPE_BF16, embedding, i);
+        mean += u[i] * u[i] / (float)hidden;
+    }
+    for (size_t i = 0; i < hidden; i++) {
+        u[i] = u[i] / sqrtf(mean) * (1 + dtype_load(DTYPE_BF16, norm, i));
+        norm_u += u[i] * u[i];
+    }
+    matrix = edit_own(edit_find(&e, "model.layers.0.linear_attn.in_proj_qkv.weight"));
+    for (size_t i = 0; i < hidden; i++) { /* row . u = 2 x 65504 */
+        dtype_store(DTYPE_BF16, matrix, row * hidden + i, u[i] / norm_u * 131008.0f);
+    }
+    edit_write(&e, dir);
+    edit_close(&e);
+}
+
+/* In float16 the loud span is marked with the layer's number and the quiet one does not feel it; in
+ * float32 and bfloat16 both are fine. */
+static void test_overflow(void **state)
+{
+    static const enum dtype computes[] = {DTYPE_F16, DTYPE_F32, DTYPE_BF16};
+    static const int32_t loud[] = {3, 9, LOUD_TOKEN, 4}, quiet[] = {3, QUIET_TOKEN, 9};
+    struct test_dir dir;
+    static float alone[VOCAB];
+
+    (void)state;
+    test_dir_open(&dir);
+    write_loud_checkpoint(dir.path, 2 * 2 * 32 + 5); /* a value row */
+    for (size_t c = 0; c < 3; c++) {
+        struct test_setup setup = {.compute = computes[c], .n_live = 2};
+        struct test_model t;
+        struct state_store *store;
+        struct model_span spans[2] = {{.tokens = quiet, .n_tokens = 3, .n_logits = 1},
+                                      {.tokens = loud, .n_tokens = 4, .n_logits = 1}};
+        struct model_step_result result;
+        struct error err = {0};
+
+        test_model_open(&t, dir.path, &setup);
+        last_logits(alone, &t, quiet, 3, 3);
+        store = model_states(t.m);
+        for (size_t i = 0; i < 2; i++) {
+            assert_int_equal(state_new(&spans[i].seq, store, &err), OK);
+            assert_int_equal(state_reserve(store, spans[i].seq, spans[i].n_tokens, &err), OK);
+        }
+        assert_int_equal(model_step(t.m, spans, 2, NULL, &result, &err), OK);
+        assert_int_equal(result.bad_layer[0], -1);
+        assert_int_equal(result.bad_layer[1], computes[c] == DTYPE_F16 ? 0 : -1);
+        assert_memory_equal(result.logits, alone, sizeof alone);
+        for (size_t i = 0; i < 2; i++) {
+            state_free(store, spans[i].seq);
+        }
+        last_logits(alone, &t, quiet, 3,
+                    3); /* the poisoned slot and pages are reused: still clean */
+        assert_memory_equal(result.logits, alone, sizeof alone);
+        test_model_close(&t);
+    }
+    test_dir_close(&dir);
+}
+
+/* ---- refusals ---- */
+
+static void test_refused_steps(void **state)
+{
+    struct test_setup setup = {.rows_max = 8, .context_max = 64};
+    struct test_model t;
+    struct state_store *store;
+    struct seq_state *seq;
+    struct model_step_result result;
+    static const int32_t good[16] = {1, 2, 3}, bad[2] = {1, VOCAB}, negative[1] = {-1};
+    struct error err = {0};
+
+    (void)state;
+    open_fixture(&t, "tiny-qwen3_5-dense", &setup);
+    store = model_states(t.m);
+    assert_int_equal(state_new(&seq, store, &err), OK);
+    struct model_span span = {seq, good, 3, 1};
+    assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err),
+                     ERR_INTERNAL); /* not reserved */
+    assert_int_equal(state_reserve(store, seq, 9, &err), OK);
+    assert_int_equal(model_step(t.m, &span, 0, NULL, &result, &err), ERR_LIMIT);
+    span.n_logits = 4;
+    assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), ERR_INTERNAL);
+    span = (struct model_span){seq, good, 9, 1};
+    assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), ERR_LIMIT);
+    span = (struct model_span){seq, bad, 2, 1};
+    assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), ERR_BAD_REQUEST);
+    assert_non_null(strstr(err.text, "512"));
+    span = (struct model_span){seq, negative, 1, 1};
+    assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), ERR_BAD_REQUEST);
+    assert_int_equal(state_tokens(seq), 0); /* nothing of all that moved the sequence */
+    span = (struct model_span){seq, good, 3, 0};
+    assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), OK);
+    assert_int_equal(state_tokens(seq), 3);
+    state_free(store, seq);
+    test_model_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_windows),  cmocka_unit_test(test_company),
+        cmocka_unit_test(test_threads),  cmocka_unit_test(test_snapshot),
+        cmocka_unit_test(test_overflow), cmocka_unit_test(test_refused_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
