@@ -50,6 +50,8 @@ says "gptq"
 try 2 "$SPILLWAY" serve --model-path $rill --context-length 9000 --port 0
 says "9000"
 says "8192"
+try 2 "$SPILLWAY" serve --model-path $rill --host 0.0.0.0 --port 0
+says "API key"
 try 2 env SPILLWAY_PORT=tcp://10.0.0.1:80 "$SPILLWAY" serve --model-path $rill
 says "SPILLWAY_PORT"
 

@@ -55,7 +55,8 @@ static void resolve_dtypes(struct model_resolved *out, const struct model_flags 
         why = from_config ? "config.json" : "default";
     }
     settings_add(s, "mamba-ssm-dtype", f->mamba_ssm_dtype, why, "%s", dtype_name(out->recurrent));
-    settings_add(s, "conv state", "", "follows dtype, always", "%s", dtype_name(out->compute));
+    settings_add(s, "conv-state-dtype", "", "follows dtype, always", "%s",
+                 dtype_name(out->compute));
 
     bool is_other = f->cpu_activations && strcmp(f->cpu_activations, "auto") != 0 &&
                     strcmp(f->cpu_activations, "f32") != 0;

@@ -16,7 +16,7 @@ const struct flag serve_flag_table[] = {
      .kind = FLAG_STRING,
      AT(host),
      .metavar = "ADDRESS",
-     .help = "address to listen on; 0.0.0.0 is every network, better with --api-key"},
+     .help = "address to listen on; one that others can reach, as 0.0.0.0, needs --api-key"},
     {.name = "port",
      .kind = FLAG_SIZE,
      AT(port),
@@ -179,12 +179,6 @@ void serve_flags_set_log(struct log *log, const struct serve_flags *f)
 }
 _Static_assert(LOG_DEBUG == 0 && LOG_ERROR == 3, "levels in the order of their names");
 
-bool host_is_loopback(const char *host)
-{
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
-           strcmp(host, "localhost") == 0;
-}
-
 static enum parser_choice parser_of(const char *name)
 {
     return strcmp(name, "auto") == 0   ? PARSER_AUTO
@@ -292,12 +286,6 @@ enum status serve_flags_resolve(struct server_options *out, char **key_text,
     }
     if (rc != OK) {
         return rc;
-    }
-    if (!out->api_key && !host_is_loopback(f->host)) {
-        log_warning(log,
-                    "anyone who reaches %s can use this server: it listens beyond this machine "
-                    "and has no --api-key",
-                    f->host);
     }
     add_settings(settings, f, out);
     return OK;

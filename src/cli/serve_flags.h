@@ -42,13 +42,10 @@ void serve_flags_defaults(struct serve_flags *f);
 void serve_flags_set_log(struct log *log, const struct serve_flags *f);
 
 /* Fills *out. key_text receives the content of --api-key-file, when given (the caller frees it), and
- * out->default_template_kwargs is the caller's (json_object_put). Warns about an open address. */
+ * out->default_template_kwargs is the caller's (json_object_put). log goes into *out. */
 enum status serve_flags_resolve(struct server_options *out, char **key_text,
                                 const struct serve_flags *f, const char *model_path,
                                 struct settings *settings, const struct log *log,
                                 struct error *err);
-
-/* True for 127.0.0.0/8, ::1 and localhost. */
-bool host_is_loopback(const char *host);
 
 #endif

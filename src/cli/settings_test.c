@@ -98,7 +98,7 @@ static void test_dtypes(void **state)
     assert_int_equal(x.r.compute, DTYPE_F16);
     assert_int_equal(x.r.kv, DTYPE_F8_E4M3);
     assert_int_equal(x.r.recurrent, DTYPE_BF16);
-    assert_string_equal(row_of(&x.s, "conv state")->done, "float16");
+    assert_string_equal(row_of(&x.s, "conv-state-dtype")->done, "float16");
     assert_string_equal(row_of(&x.s, "cpu-activations")->done, "f32");
     assert_true(row_of(&x.s, "cpu-activations")->is_warning);
     f.kv_cache_dtype = "auto";
@@ -466,8 +466,6 @@ static void test_server_options(void **state)
     f.chat_template_kwargs = NULL;
     assert_int_equal(serve_flags_resolve(&o, &key, &f, "x", &s, NULL, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "--api-key-file"));
-    assert_true(host_is_loopback("127.0.0.1") && host_is_loopback("::1"));
-    assert_false(host_is_loopback("0.0.0.0") || host_is_loopback("::"));
 }
 
 int main(void)
