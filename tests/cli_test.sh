@@ -173,6 +173,53 @@ code=$?
 server=""
 [ $code = 0 ] || fail "exit code $code after SIGTERM while loading"
 
+# A request in flight when SIGTERM comes: it gets the drain time, no more; exit code 0.
+"$SPILLWAY" serve --model-path $rill --port 0 --shutdown-timeout 1 >"$work/out" 2>"$work/err" &
+server=$!
+if wait_for 120 ready; then
+    port=$(sed -n 's|.*ready to roll! http://[^:]*:\([0-9]*\).*|\1|p' "$work/err")
+    curl -s -N -m 60 "http://localhost:$port/v1/completions" -H 'Content-Type: application/json' \
+        -d '{"prompt":"One","max_tokens":6000,"ignore_eos":true,"stream":true}' >"$work/stream" &
+    client=$!
+    wait_for 30 test -s "$work/stream"
+    kill -TERM "$server"
+    wait_for 8 gone || fail "does not stop when the drain time is over"
+    wait "$server"
+    code=$?
+    [ $code = 0 ] || fail "exit code $code after draining"
+    wait $client
+    grep -q '^data: ' "$work/stream" || fail "nothing was streamed"
+else
+    fail "the server did not start"
+fi
+server=""
+
+# A file of the model is cut while it is served: code 70 and a message, or an answer from what was
+# read already; never a crash.
+cp -r $rill "$work/cut"
+chmod -R u+w "$work/cut"
+"$SPILLWAY" serve --model-path "$work/cut" --port 0 >"$work/out" 2>"$work/err" &
+server=$!
+if wait_for 120 ready; then
+    port=$(sed -n 's|.*ready to roll! http://[^:]*:\([0-9]*\).*|\1|p' "$work/err")
+    for shard in "$work"/cut/*.safetensors; do : >"$shard"; done
+    curl -s -m 60 "http://localhost:$port/v1/completions" -H 'Content-Type: application/json' \
+        -d '{"prompt":"One","max_tokens":4}' >"$work/answer"
+    if gone || ! grep -q finish_reason "$work/answer"; then
+        wait_for 5 gone || fail "neither answers nor stops when a model file was cut"
+        wait "$server"
+        code=$?
+        [ $code = 70 ] || fail "exit code $code instead of 70 when a model file was cut"
+        says "SIGBUS"
+    else
+        kill -TERM "$server"
+        wait "$server"
+    fi
+else
+    fail "the server did not start"
+fi
+server=""
+
 # A configuration file, and flags without a command.
 cat >"$work/serve.yaml" <<YAML
 model_path: $rill
