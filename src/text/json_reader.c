@@ -284,7 +284,7 @@ uint64_t json_reader_uint(struct json_reader *r, uint64_t max)
     from = r->at;
     while (is_digit(r)) {
         uint64_t digit = (uint64_t)(*r->at - '0');
-        if (v > max / 10 || v * 10 > max - digit) {
+        if (digit > max || v > (max - digit) / 10) {
             json_reader_fail(r, "number over %llu", (unsigned long long)max);
             return 0;
         }
