@@ -319,6 +319,7 @@ static void test_files(void **state)
     unlink(path);
     assert_int_equal(file_map_open(&map, path, &err), ERR_NOT_FOUND);
     assert_non_null(strstr(err.text, path));
+    assert_int_equal(file_map_open(&map, path, NULL), ERR_NOT_FOUND);
     assert_int_equal(file_map_open(&map, "/tmp", &err), ERR_IO);
 }
 

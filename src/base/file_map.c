@@ -12,39 +12,40 @@
 
 #include "base/buf.h"
 
-/* Opens a regular file; *n_bytes is its size. Returns the descriptor or -1 with *err filled. */
-static int open_regular(const char *path, size_t *n_bytes, struct error *err)
+/* Opens a regular file; *n_bytes is its size. On failure nothing stays open. */
+static enum status open_regular(int *out_fd, size_t *n_bytes, const char *path, struct error *err)
 {
+    enum status rc;
     struct stat st;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0) {
-        error_set(err, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "cannot open '%s': %s", path,
-                  strerror(errno));
-        return -1;
+        return error_set(err, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "cannot open '%s': %s",
+                         path, strerror(errno));
     }
     if (fstat(fd, &st) != 0) {
-        error_set(err, ERR_IO, "cannot stat '%s': %s", path, strerror(errno));
+        rc = error_set(err, ERR_IO, "cannot stat '%s': %s", path, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
-        error_set(err, ERR_IO, "'%s' is not a regular file", path);
+        rc = error_set(err, ERR_IO, "'%s' is not a regular file", path);
     } else {
         *n_bytes = (size_t)st.st_size;
-        return fd;
+        *out_fd = fd;
+        return OK;
     }
     close(fd);
-    return -1;
+    return rc;
 }
 
 enum status file_map_open(struct file_map *map, const char *path, struct error *err)
 {
-    enum status rc = OK;
+    enum status rc;
     size_t n_bytes = 0;
-    int fd;
+    int fd = -1;
 
     *map = (struct file_map){0};
-    fd = open_regular(path, &n_bytes, err);
-    if (fd < 0) {
-        return err ? err->code : ERR_IO;
+    rc = open_regular(&fd, &n_bytes, path, err);
+    if (rc != OK) {
+        return rc;
     }
     if (n_bytes > 0) {
         void *p = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -73,15 +74,15 @@ enum status file_read(char **out, size_t *n_bytes, const char *path, size_t byte
 {
     enum { CHUNK_BYTES = 1 << 16 };
     struct buf content;
-    enum status rc = OK;
+    enum status rc;
     size_t size = 0;
-    int fd;
+    int fd = -1;
 
     *out = NULL;
     *n_bytes = 0;
-    fd = open_regular(path, &size, err);
-    if (fd < 0) {
-        return err ? err->code : ERR_IO;
+    rc = open_regular(&fd, &size, path, err);
+    if (rc != OK) {
+        return rc;
     }
     buf_init(&content);
     if (size > bytes_max) {
