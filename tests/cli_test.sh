@@ -56,12 +56,12 @@ try 2 env SPILLWAY_PORT=tcp://10.0.0.1:80 "$SPILLWAY" serve --model-path $rill
 says "SPILLWAY_PORT"
 
 # Models: 3, with the name.
-for command in "serve --port 0" "run" "chat"; do
-    # shellcheck disable=SC2086
-    try 3 "$SPILLWAY" $command --model /nonexistent/model-7 hello
-    [ "$command" = "run" ] || try 3 "$SPILLWAY" ${command} --model /nonexistent/model-7
-    says "/nonexistent/model-7"
-done
+try 3 "$SPILLWAY" serve --port 0 --model /nonexistent/model-7
+says "/nonexistent/model-7"
+try 3 "$SPILLWAY" run --model /nonexistent/model-7 hello
+says "/nonexistent/model-7"
+try 3 "$SPILLWAY" chat --model /nonexistent/model-7
+says "/nonexistent/model-7"
 mkdir "$work/broken" && echo '{' >"$work/broken/config.json"
 try 3 "$SPILLWAY" run --model "$work/broken" hello
 says "config.json"

@@ -408,7 +408,8 @@ static enum status chat(struct chat *c, struct log *log, struct error *err)
         c->model.model_path = demo;
     }
     log->level = c->flags.verbose ? LOG_INFO : LOG_WARNING;
-    enum status rc = generator_open(&c->generator, &c->model, c->flags.verbose, log, err);
+    const struct generator_options options = {.want_template = true, .verbose = c->flags.verbose};
+    enum status rc = generator_open(&c->generator, &c->model, &options, log, err);
     if (rc != OK) {
         return rc;
     }

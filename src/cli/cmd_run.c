@@ -173,7 +173,9 @@ static enum status run_parsed(struct run_all *a, struct log *log, struct error *
     }
     if (rc == OK) {
         log->level = a->run.verbose ? LOG_INFO : LOG_WARNING;
-        rc = generator_open(&g, &a->model, a->run.verbose, log, err);
+        const struct generator_options o = {.want_template = !a->run.raw,
+                                            .verbose = a->run.verbose};
+        rc = generator_open(&g, &a->model, &o, log, err);
     }
     if (rc == OK) {
         r.sampling = sample_flags_resolve(&a->sample, &a->given, &g.setup.generation);

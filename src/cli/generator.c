@@ -38,11 +38,14 @@ static enum status start_engine(struct generator *g, const struct log *log, stru
     return rc == OK ? engine_port_new(&g->port, g->engine, err) : rc;
 }
 
-enum status generator_open(struct generator *g, const struct model_flags *f, bool verbose,
-                           const struct log *log, struct error *err)
+enum status generator_open(struct generator *g, const struct model_flags *f,
+                           const struct generator_options *options, const struct log *log,
+                           struct error *err)
 {
-    const struct model_setup_options o = {
-        .want_tokenizer = true, .want_template = true, .max_running = 1, .quiet = !verbose};
+    const struct model_setup_options o = {.want_tokenizer = true,
+                                          .want_template = options->want_template,
+                                          .max_running = 1,
+                                          .quiet = !options->verbose};
     *g = (struct generator){0};
     enum status rc = model_setup_open(&g->setup, f, &o, log, err);
     if (rc == OK) {

@@ -22,8 +22,13 @@ struct generator {
 };
 
 /* On failure *g holds nothing. */
-enum status generator_open(struct generator *g, const struct model_flags *f, bool verbose,
-                           const struct log *log, struct error *err);
+struct generator_options {
+    bool want_template; /* not for raw prompts */
+    bool verbose;       /* print settings and plan */
+};
+enum status generator_open(struct generator *g, const struct model_flags *f,
+                           const struct generator_options *options, const struct log *log,
+                           struct error *err);
 void generator_close(struct generator *g);
 
 /* Where the text goes, as it comes. is_interrupted may be NULL; it is asked about 20 times a second. */
