@@ -95,9 +95,14 @@ class Vocabulary:
         """The id of exactly these bytes; a new entry, which no merge produces, if need be."""
         found = self.find(piece)
         if found is None:
+            vocab = self.file["model"]["vocab"]
+            # An added token that is no vocabulary entry is numbered after the vocabulary, which is
+            # about to grow; as entries they keep their numbers.
+            for content, i in self.added.items():
+                vocab["".join(self.alphabet[b] for b in content)] = i
             found = self.size
             self.id_of[piece] = found
-            self.file["model"]["vocab"]["".join(self.alphabet[b] for b in piece)] = found
+            vocab["".join(self.alphabet[b] for b in piece)] = found
             self.size += 1
         return found
 

@@ -62,14 +62,14 @@ static enum status read_list(size_t *out, size_t *n, const char *text, const cha
 
         if (len >= sizeof one || *n == BENCH_CASES_MAX) {
             return error_set_param(err, ERR_USAGE, flag,
-                                   "--%s takes at most %d numbers, separated by commas", flag,
+                                   "%s takes at most %d numbers, separated by commas", flag,
                                    BENCH_CASES_MAX);
         }
         memcpy(one, at, len);
         one[len] = '\0';
         enum status rc = flag_read_size(&value, one, flag, err);
         if (rc == OK && (value == 0 || value > CONFIG_VOCAB_MAX)) {
-            rc = error_set_param(err, ERR_USAGE, flag, "--%s: %s must be in 1 to %d", flag, one,
+            rc = error_set_param(err, ERR_USAGE, flag, "%s: %s must be in 1 to %d", flag, one,
                                  CONFIG_VOCAB_MAX);
         }
         if (rc != OK) {
@@ -88,10 +88,10 @@ static enum status make_plan(struct bench_plan *plan, const struct bench_flags *
 {
     size_t largest = 1;
     enum status rc =
-        read_list(plan->prompt_tokens, &plan->n_prompts, f->prompt_tokens, "prompt-tokens", err);
+        read_list(plan->prompt_tokens, &plan->n_prompts, f->prompt_tokens, "--prompt-tokens", err);
 
     if (rc == OK) {
-        rc = read_list(plan->batches, &plan->n_batches, f->batch, "batch", err);
+        rc = read_list(plan->batches, &plan->n_batches, f->batch, "--batch", err);
     }
     if (rc != OK) {
         return rc;
