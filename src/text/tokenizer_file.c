@@ -107,8 +107,10 @@ static bool is_one_of(struct str value, const char *const *texts)
 
 static enum status refuse(struct loader *l, const char *what, struct str value)
 {
+    struct str shown = value.ptr ? value : STR("(none)");
+
     return error_set(l->err, ERR_UNSUPPORTED, "%s %.*s is not supported", what,
-                     (int)(value.len < 80 ? value.len : 80), value.ptr ? value.ptr : "(none)");
+                     (int)(shown.len < 80 ? shown.len : 80), shown.ptr);
 }
 
 /* unk_token, fuse_unk and byte_fallback need no look: every byte has an entry. */
@@ -214,6 +216,11 @@ static enum status read_merges(struct loader *l)
         rc = json_reader_peek(&r) == '"' ? add_joined_rule(l, &r) : add_paired_rule(l, &r);
     }
     return rc != OK ? rc : r.rc;
+}
+
+static enum status find_bytes(struct loader *l)
+{
+    return bpe_finish(&l->t->bpe, l->err);
 }
 
 /* ---- added tokens ---- */
@@ -591,7 +598,8 @@ static enum status read_small_sections(struct loader *l)
 enum status tokenizer_parse(struct tokenizer *t, struct str text, struct error *err)
 {
     static enum status (*const steps[])(struct loader *) = {
-        check_model, read_small_sections, read_vocab, read_merges, read_added_tokens};
+        check_model, read_small_sections, read_vocab,         read_merges,
+        find_bytes,  read_added_tokens,   finish_added_tokens};
     struct loader l = {.t = t, .added_max = -1, .err = err};
     enum status rc;
 
@@ -601,12 +609,6 @@ enum status tokenizer_parse(struct tokenizer *t, struct str text, struct error *
     rc = t->split ? locate(&l, text) : error_set(err, ERR_NO_MEMORY, "cannot allocate a tokenizer");
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && rc == OK; i++) {
         rc = steps[i](&l);
-    }
-    if (rc == OK) {
-        rc = bpe_finish(&t->bpe, err);
-    }
-    if (rc == OK) {
-        rc = finish_added_tokens(&l);
     }
     bpe_loader_release(&l.rules);
     buf_release(&l.key);
