@@ -166,6 +166,7 @@ static void open_routes(struct serve *s)
 /* Connections hold ports of the engine, so the server goes first. */
 static void serve_release(struct serve *s)
 {
+    signal_watch_detach(s->signals);
     server_free(s->server);
     engine_free(s->engine);
     model_setup_close(&s->setup);
@@ -191,7 +192,7 @@ static enum status parse_flags(struct serve *s, int argc, char **argv, struct er
     if (rc != OK || s->parsed.help) {
         return rc;
     }
-    if (s->parsed.n_positional && s->model_flags.model_path) {
+    if (s->parsed.n_positional && flags_typed(&s->parsed, "model-path")) {
         return error_set(err, ERR_USAGE, "the model is named twice: '%s' and --model-path '%s'",
                          s->parsed.positional[0], s->model_flags.model_path);
     }

@@ -680,6 +680,12 @@ bool flags_given(const struct flag_result *r, const char *name)
     return seen_index(r, name) < r->n_seen;
 }
 
+bool flags_typed(const struct flag_result *r, const char *name)
+{
+    size_t i = seen_index(r, name);
+    return i < r->n_seen && r->source[i] == FLAG_FROM_ARGV;
+}
+
 const char *flags_text(const struct flag_result *r, const char *name)
 {
     size_t i = seen_index(r, name);

@@ -84,6 +84,7 @@ enum status flags_parse(struct flag_result *out, const struct command *cmd,
 void flags_release(struct flag_result *r);
 
 bool flags_given(const struct flag_result *r, const char *name);
+bool flags_typed(const struct flag_result *r, const char *name); /* on the command line itself */
 const char *flags_text(const struct flag_result *r,
                        const char *name); /* as given; NULL when absent */
 

@@ -275,6 +275,8 @@ static void test_environment(void **state)
     assert_int_equal(f->o.sizes.n, 3);
     assert_string_equal(f->o.sizes.items[2], "3");
     assert_false(flags_given(&f->r, "dtype"));
+    assert_true(flags_typed(&f->r, "port"));
+    assert_true(flags_given(&f->r, "quiet") && !flags_typed(&f->r, "quiet"));
     drop(f);
 
     setenv("SPILLWAY_QUIET", "no", 1);

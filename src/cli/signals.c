@@ -22,7 +22,8 @@ enum { STOP_GRACE_MS = 800 };
 #define SIGNAL_DONE SIGUSR1
 
 struct signal_watch {
-    struct server *server;
+    pthread_mutex_t lock;
+    struct server *server; /* guarded by lock; NULL after signal_watch_detach */
     const struct log *log;
     double drain_timeout_s;
     pthread_t thread;
@@ -90,6 +91,15 @@ static int next_signal(struct signal_watch *w, double timeout_ms)
     }
 }
 
+static void request_stop(struct signal_watch *w, int how)
+{
+    pthread_mutex_lock(&w->lock);
+    if (w->server) {
+        server_request_stop(w->server, how);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void *watch(void *arg)
 {
     struct signal_watch *w = arg;
@@ -104,11 +114,11 @@ static void *watch(void *arg)
     }
     log_info(w->log, "%s: running requests may finish for %.3g s; once more stops at once",
              signo == SIGINT ? "SIGINT" : "SIGTERM", w->drain_timeout_s);
-    server_request_stop(w->server, 1);
+    request_stop(w, 1);
     signo = next_signal(w, w->drain_timeout_s * 1e3 + STOP_GRACE_MS);
     if (signo > 0) {
         log_info(w->log, "second signal: stopping at once");
-        server_request_stop(w->server, 2);
+        request_stop(w, 2);
         signo = next_signal(w, STOP_GRACE_MS);
     }
     if (signo != 0) { /* too late, or a third signal */
@@ -126,11 +136,13 @@ enum status signal_watch_new(struct signal_watch **out, struct server *server,
     if (!w) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the signal thread");
     }
+    pthread_mutex_init(&w->lock, NULL);
     w->server = server;
     w->log = log;
     w->drain_timeout_s = drain_timeout_s;
     int rc = pthread_create(&w->thread, NULL, watch, w);
     if (rc != 0) {
+        pthread_mutex_destroy(&w->lock);
         free(w);
         return error_set(err, ERR_NO_MEMORY, "cannot start the signal thread: %s", strerror(rc));
     }
@@ -143,6 +155,15 @@ void signal_watch_serving(struct signal_watch *w)
     atomic_store(&w->is_serving, true);
 }
 
+void signal_watch_detach(struct signal_watch *w)
+{
+    if (w) {
+        pthread_mutex_lock(&w->lock);
+        w->server = NULL;
+        pthread_mutex_unlock(&w->lock);
+    }
+}
+
 void signal_watch_free(struct signal_watch *w)
 {
     if (!w) {
@@ -151,5 +172,6 @@ void signal_watch_free(struct signal_watch *w)
     atomic_store(&w->is_done, true);
     pthread_kill(w->thread, SIGNAL_DONE);
     pthread_join(w->thread, NULL);
+    pthread_mutex_destroy(&w->lock);
     free(w);
 }

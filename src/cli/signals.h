@@ -24,6 +24,9 @@ enum status signal_watch_new(struct signal_watch **out, struct server *server,
                              double drain_timeout_s, const struct log *log, struct error *err);
 void signal_watch_serving(struct signal_watch *w);
 
+/* The server is about to be freed: only the time limit of a stop still counts. Accepts NULL. */
+void signal_watch_detach(struct signal_watch *w);
+
 /* Ends the thread. Accepts NULL. Call when nothing can hang any more. */
 void signal_watch_free(struct signal_watch *w);
 
