@@ -125,7 +125,10 @@ struct op_delta {
     float eps;
     size_t nk, nv, dk, dv;
     size_t gdn_layer;
-    size_t chunk_min; /* spans with at least this many rows use the chunked form (chunks of 64) */
+    /* Spans with at least this many rows use the chunked form, in chunks of 64 from the span's start.
+     * So a prompt gives the same bits however it is cut at multiples of 64, and the same within
+     * rounding however else; who wants the former must not let other sequences move the cuts. */
+    size_t chunk_min;
 };
 struct op_qkv {
     struct operand q;    /* [nq*2*hd] query|gate per head when gated, else [nq*hd]; q is normed and

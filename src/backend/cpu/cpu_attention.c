@@ -35,9 +35,7 @@ static enum status attention_check(struct cpu_backend *be, struct op *op, struct
     if (rc == OK && u->out.data == u->q.data) {
         rc = cpu_refuse(err, op, "the output overlaps the input");
     }
-    op->kernel = rc != OK                             ? NULL
-                 : be->kernels == &cpu_kernels_scalar ? "attention scalar"
-                                                      : "attention avx2";
+    op->kernel = rc == OK ? cpu_isa_name(be, "attention scalar", "attention avx2") : NULL;
     return rc;
 }
 

@@ -61,6 +61,13 @@ enum status cpu_check_all_rows(const struct op *op, struct error *err);
 const char *cpu_kernel_name(const struct cpu_backend *be, const char *family,
                             const struct weight *w);
 
+/* The same for families that have one kernel per instruction set. */
+static inline const char *cpu_isa_name(const struct cpu_backend *be, const char *scalar,
+                                       const char *avx2)
+{
+    return be->kernels == &cpu_kernels_scalar ? scalar : avx2;
+}
+
 /* A fault of ours that shows only at run time, as an error and not as a crash. */
 enum status cpu_broken(struct error *err, const struct op *op, const char *what);
 

@@ -22,11 +22,6 @@ static void run_rows(struct cpu_backend *be, const struct op *op, const struct s
     cpu_parallel(be, n, 1, n * work_per_row, fn, &r);
 }
 
-static const char *isa_name(const struct cpu_backend *be, const char *scalar, const char *avx2)
-{
-    return be->kernels == &cpu_kernels_scalar ? scalar : avx2;
-}
-
 /* --- embedding --- */
 
 static enum status embed_check(struct cpu_backend *be, struct op *op, struct error *err)
@@ -92,7 +87,7 @@ static enum status norm_check(struct cpu_backend *be, struct op *op, struct erro
     if (rc == OK && !u->weight) {
         rc = cpu_refuse(err, op, "it has no weight");
     }
-    op->kernel = rc == OK ? isa_name(be, "norm scalar", "norm avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, "norm scalar", "norm avx2") : NULL;
     return rc;
 }
 
@@ -133,7 +128,7 @@ static enum status swiglu_check(struct cpu_backend *be, struct op *op, struct er
     if (rc == OK) {
         rc = cpu_check_operand(op, "the output", &u->out, u->gate.cols, err);
     }
-    op->kernel = rc == OK ? isa_name(be, "swiglu scalar", "swiglu avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, "swiglu scalar", "swiglu avx2") : NULL;
     return rc;
 }
 
@@ -180,7 +175,7 @@ static enum status add_shared_check(struct cpu_backend *be, struct op *op, struc
     if (rc == OK && u->gate.cols && !u->shared.cols) {
         rc = cpu_refuse(err, op, "a gate without a shared expert");
     }
-    op->kernel = rc == OK ? isa_name(be, "add_shared scalar", "add_shared avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, "add_shared scalar", "add_shared avx2") : NULL;
     return rc;
 }
 
@@ -225,7 +220,7 @@ static enum status finite_check(struct cpu_backend *be, struct op *op, struct er
     if (rc == OK && op->layer < 0) {
         rc = cpu_refuse(err, op, "a layer is needed to report");
     }
-    op->kernel = rc == OK ? isa_name(be, "check scalar", "check avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, "check scalar", "check avx2") : NULL;
     return rc;
 }
 
