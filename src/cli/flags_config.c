@@ -170,8 +170,8 @@ static enum status apply_document(struct flags_ctx *ctx, yaml_document_t *doc, s
     return OK;
 }
 
-static enum status parse_text(struct flags_ctx *ctx, const char *text, size_t len,
-                              struct error *err)
+enum status flags_read_config_text(struct flags_ctx *ctx, const char *text, size_t len,
+                                   struct error *err)
 {
     yaml_parser_t parser;
     yaml_document_t doc;
@@ -197,7 +197,7 @@ enum status flags_read_config(struct flags_ctx *ctx, const char *path, struct er
     size_t len = 0;
     enum status rc = file_read(&text, &len, path, FLAGS_CONFIG_BYTES_MAX, err);
     if (rc == OK) {
-        rc = parse_text(ctx, text, len, err);
+        rc = flags_read_config_text(ctx, text, len, err);
     } else {
         err->code = rc = ERR_USAGE; /* a wrong --config, not a missing model */
     }

@@ -26,6 +26,10 @@ struct flags_ctx {
 /* Exact name or alias. */
 bool flags_find(struct flag_place *out, const struct flags_ctx *ctx, const char *name, size_t len);
 
+/* The flag that arg names; `len` bytes after the dashes count. Exact, or a unique prefix. */
+enum status flags_resolve(struct flag_place *out, const struct flags_ctx *ctx, const char *arg,
+                          size_t len, struct error *err);
+
 /* The known name nearest to `name`, or NULL when nothing is near. */
 const char *flags_nearest(const struct flags_ctx *ctx, const char *name);
 
@@ -36,7 +40,12 @@ enum status flags_apply(struct flags_ctx *ctx, const struct flag_place *place, c
 /* Whether text means yes or no ("true", "1", "on", ...). */
 bool flags_read_bool(bool *out, const char *text);
 
+enum status flags_read_env(struct flags_ctx *ctx, struct error *err);
+
+/* err must not be NULL. The groups end with the built-in one, at index n_own. */
 enum status flags_read_config(struct flags_ctx *ctx, const char *path, struct error *err);
+enum status flags_read_config_text(struct flags_ctx *ctx, const char *text, size_t len,
+                                   struct error *err);
 
 /* Call fn for every name of a flag: its own, then the aliases; stops when fn returns false. */
 typedef bool flag_name_fn(void *ctx, const char *name, size_t len);
