@@ -330,8 +330,9 @@ static void choose(struct engine *e, struct sequence *q, const float *logits)
     struct error err = {0};
     enum finish_reason reason;
 
-    if (q->n_output == 0) {
-        sequence_start(q);
+    if (q->n_output == 0 && !sequence_start(q)) {
+        end_sequence(e, q, FINISH_ABORT, NULL);
+        return;
     }
     in.n_banned = sequence_banned(q, &in.banned);
     double u = sampler_uniform(q->seed, q->n_output);

@@ -327,6 +327,38 @@ static void test_a_receiver_that_does_not_drain(void **state)
     rig_close(&r);
 }
 
+static void test_a_lost_token_is_never_a_finish(void **state)
+{
+    const int32_t prompt[] = {7};
+    struct setup s = {1, 8, 8, 64, 20000, 1000, true, true};
+    (void)state;
+
+    for (size_t over = 0; over < 2; over++) { /* STARTED and the tokens just fit, or one does not */
+        size_t n_tokens = PORT_EVENTS_MAX - 1 + over;
+        struct engine_request q = request_of(prompt, 1, n_tokens);
+        struct engine_event e;
+        struct engine_stats stats;
+        struct rig r;
+
+        rig_open(&r, &s);
+        rig_start(&r);
+        submit(&r, &q);
+        do {
+            engine_get_stats(r.engine, &stats);
+        } while (stats.n_finished + stats.n_aborted == 0);
+        engine_free(r.engine); /* after it the last event is there */
+        while (engine_port_pop(r.port, &e)) {
+            engine_event_release(&e);
+        }
+        assert_int_equal(e.kind, ENGINE_EVENT_DONE);
+        assert_int_equal(e.reason, over ? FINISH_ABORT : FINISH_LENGTH);
+        assert_int_equal(e.n_output, n_tokens);
+        engine_port_free(r.port);
+        check_all_given_back(&r);
+        free(r.model);
+    }
+}
+
 static void test_freeing_the_engine_ends_everything(void **state)
 {
     const int32_t prompt[] = {7};
@@ -519,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_cancel_in_each_phase),
         cmocka_unit_test(test_freeing_a_port_cancels_its_requests),
         cmocka_unit_test(test_a_receiver_that_does_not_drain),
+        cmocka_unit_test(test_a_lost_token_is_never_a_finish),
         cmocka_unit_test(test_freeing_the_engine_ends_everything),
         cmocka_unit_test(test_fd_is_readable_while_events_wait),
         cmocka_unit_test(test_storm_of_submits_and_cancels),

@@ -184,19 +184,12 @@ size_t sequence_banned(const struct sequence *q, const int32_t **ids)
 
 /* ---- events ---- */
 
-static void send(struct sequence *q, struct engine_event *event)
+bool sequence_start(struct sequence *q)
 {
-    event->request = q->id;
-    if (!port_push(q->port, event)) {
-        atomic_store(&q->is_cancelled, true);
-    }
-}
+    struct engine_event event = {
+        .kind = ENGINE_EVENT_STARTED, .request = q->id, .n_prompt = q->n_prompt};
 
-void sequence_start(struct sequence *q)
-{
-    struct engine_event event = {.kind = ENGINE_EVENT_STARTED, .n_prompt = q->n_prompt};
-
-    send(q, &event);
+    return port_push(q->port, &event);
 }
 
 static bool ends_with(const struct sequence *q, int32_t id)
@@ -229,6 +222,7 @@ enum finish_reason sequence_take(struct sequence *q, const struct sample *sample
         stop_push(&q->stop, (struct str){q->detok_text.data, q->detok_text.len}, &q->out_text);
 
     struct engine_event event = {.kind = ENGINE_EVENT_TOKEN,
+                                 .request = q->id,
                                  .token = sample->id,
                                  .logprob = sample->logprob,
                                  .n_top = sample->n_top,
@@ -237,10 +231,11 @@ enum finish_reason sequence_take(struct sequence *q, const struct sample *sample
     event.text = buf_take(&q->out_text);
     if (!event.text || !buf_ok(&q->detok_text)) { /* out of memory: better no answer than a gap */
         engine_event_release(&event);
-        atomic_store(&q->is_cancelled, true);
-        return FINISH_NONE;
+        return FINISH_ABORT;
     }
-    send(q, &event);
+    if (!port_push(q->port, &event)) {
+        return FINISH_ABORT;
+    }
     if (is_stopped) {
         return FINISH_STOP;
     }

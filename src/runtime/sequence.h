@@ -70,9 +70,10 @@ bool sequence_is_cancelled(struct sequence *q); /* by request, or its receiver i
 /* Ids that may not be chosen for the next token. */
 size_t sequence_banned(const struct sequence *q, const int32_t **ids);
 
-/* Sends STARTED. Like sequence_take, a receiver that does not keep up cancels the sequence. */
-void sequence_start(struct sequence *q);
-/* Takes a chosen token: sends its event; FINISH_NONE means go on. */
+/* Sends STARTED. false: the receiver does not take it, the sequence must end with FINISH_ABORT. */
+bool sequence_start(struct sequence *q);
+/* Takes a chosen token and sends its event. FINISH_NONE means go on; FINISH_ABORT, that the token
+ * could not be sent: whatever else it would have ended, the text has a gap. */
 enum finish_reason sequence_take(struct sequence *q, const struct sample *sample);
 /* Sends DONE with the rest of the text, or ERROR when error is not NULL. Once per sequence. */
 void sequence_end(struct sequence *q, enum finish_reason reason, const struct error *error);
