@@ -10,30 +10,8 @@
 #include "cli/man_page.h"
 
 static const struct command *const commands[] = {
-#if __has_include("cli/cmd_serve.c")
-    &command_serve,
-#endif
-#if __has_include("cli/cmd_chat.c")
-    &command_chat,
-#endif
-#if __has_include("cli/cmd_run.c")
-    &command_run,
-#endif
-#if __has_include("cli/cmd_tokenize.c")
-    &command_tokenize,
-#endif
-#if __has_include("cli/cmd_render.c")
-    &command_render,
-#endif
-#if __has_include("cli/cmd_eval.c")
-    &command_eval,
-#endif
-#if __has_include("cli/cmd_bench.c")
-    &command_bench,
-#endif
-#if __has_include("cli/cmd_inspect.c")
-    &command_inspect,
-#endif
+    &command_serve,  &command_chat, &command_run,   &command_tokenize,
+    &command_render, &command_eval, &command_bench, &command_inspect,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
