@@ -337,6 +337,42 @@ static void test_overflow(void **state)
     test_dir_close(&dir);
 }
 
+/* A head that is not a number: the span that asked for logits is marked with the number of layers, the
+ * one that did not is fine. */
+static void test_bad_head(void **state)
+{
+    static const int32_t tokens[] = {5, 6, 7};
+    struct test_setup setup = {.n_live = 2};
+    struct checkpoint_edit e;
+    struct test_dir dir;
+    struct test_model t;
+    struct model_span spans[2] = {{.tokens = tokens, .n_tokens = 2, .n_logits = 0},
+                                  {.tokens = tokens, .n_tokens = 3, .n_logits = 2}};
+    struct model_step_result result;
+    struct error err = {0};
+    char from[512];
+
+    (void)state;
+    fixture_path(from, "tiny-qwen3_5-moe", "");
+    edit_open(&e, from);
+    dtype_store(DTYPE_BF16, edit_own(edit_find(&e, "lm_head.weight")), VOCAB * 128 - 1, NAN);
+    test_dir_open(&dir);
+    edit_write(&e, dir.path);
+    test_model_open(&t, dir.path, &setup);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(state_new(&spans[i].seq, model_states(t.m), &err), OK);
+        assert_int_equal(state_reserve(model_states(t.m), spans[i].seq, 3, &err), OK);
+    }
+    assert_int_equal(model_step(t.m, spans, 2, NULL, &result, &err), OK);
+    assert_int_equal(result.bad_layer[0], -1);
+    assert_int_equal(result.bad_layer[1], 4);
+    state_free(model_states(t.m), spans[0].seq);
+    state_free(model_states(t.m), spans[1].seq);
+    test_model_close(&t);
+    test_dir_close(&dir);
+    edit_close(&e);
+}
+
 /* ---- refusals ---- */
 
 static void test_refused_steps(void **state)
@@ -435,7 +471,7 @@ int main(void)
         cmocka_unit_test(test_windows),   cmocka_unit_test(test_company),
         cmocka_unit_test(test_threads),   cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_overflow),  cmocka_unit_test(test_refused_steps),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_bad_head),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -239,7 +239,7 @@ static void emit_shared(struct builder *b, const struct moe_spec *moe, struct op
 {
     size_t width = moe->shared.width;
     struct operand g = act(b, width), up = act(b, width), mid = act(b, width);
-    struct op op = linear_op("shared gate_up", b->u);
+    struct op op = linear_op("shared in", b->u);
 
     *shared = exact(b, b->spec->hidden);
     part_add(b, &op, moe->shared.gate, g, false);
