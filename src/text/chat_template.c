@@ -219,60 +219,64 @@ static enum status load_file(struct chat_template **out, const char *path, struc
     return rc;
 }
 
-static enum status load_config_template(struct chat_template **out, struct json_object *config,
-                                        const char *path, struct error *err)
+/* chat_template.jinja, or else what tokenizer_config.json (parsed: config) holds. */
+static enum status load_from_folder(struct chat_template **out, const char *model_dir,
+                                    struct json_object *config, struct error *err)
 {
+    char path[PATH_BYTES_MAX];
     struct json_object *v = config_template(config);
     enum status rc;
 
+    if (snprintf(path, sizeof path, "%s/chat_template.jinja", model_dir) >= (int)sizeof path) {
+        return error_set(err, ERR_LIMIT, "the path of the model folder is too long");
+    }
+    rc = load_file(out, path, err);
+    if (rc != ERR_NOT_FOUND) {
+        return rc;
+    }
     if (!v) {
-        return ERR_NOT_FOUND;
+        return error_set(err, ERR_NOT_FOUND,
+                         "%s has neither chat_template.jinja nor a chat_template in "
+                         "tokenizer_config.json",
+                         model_dir);
     }
     rc = chat_template_new(out, json_str(v).ptr, json_str(v).len, err);
     if (rc != OK) {
-        error_prefix(err, "%s", path);
+        error_prefix(err, "%s/tokenizer_config.json", model_dir);
     }
     return rc;
+}
+
+/* *out: a new reference, NULL when there is no such file. */
+static enum status load_config(struct json_object **out, const char *model_dir, struct error *err)
+{
+    char path[PATH_BYTES_MAX];
+    enum status rc;
+
+    *out = NULL;
+    if (!model_dir) {
+        return OK;
+    }
+    if (snprintf(path, sizeof path, "%s/tokenizer_config.json", model_dir) >= (int)sizeof path) {
+        return error_set(err, ERR_LIMIT, "the path of the model folder is too long");
+    }
+    rc = json_parse_file(out, path, CONFIG_BYTES_MAX, err);
+    return rc == ERR_NOT_FOUND ? OK : rc;
 }
 
 enum status chat_template_load(struct chat_template **out, const char *model_dir,
                                const char *override_path, struct error *err)
 {
-    char config_path[PATH_BYTES_MAX], template_path[PATH_BYTES_MAX];
-    struct json_object *config = NULL;
-    struct error ignored = {0};
+    struct json_object *config;
     enum status rc;
 
     *out = NULL;
-    (void)snprintf(config_path, sizeof config_path, "%s/tokenizer_config.json", model_dir);
-    if (snprintf(template_path, sizeof template_path, "%s/chat_template.jinja", model_dir) >=
-        (int)sizeof template_path) {
-        return error_set(err, ERR_LIMIT, "the path of the model folder is too long");
-    }
-    rc = json_parse_file(&config, config_path, CONFIG_BYTES_MAX, &ignored);
-    if (rc != OK && rc != ERR_NOT_FOUND) {
-        if (err) {
-            *err = ignored;
-        }
+    rc = load_config(&config, model_dir, err);
+    if (rc != OK) {
         return rc;
     }
-    if (override_path) {
-        rc = load_file(out, override_path, err);
-    } else {
-        rc = load_file(out, template_path, &ignored);
-        if (rc == ERR_NOT_FOUND) {
-            rc = load_config_template(out, config, config_path, &ignored);
-        }
-        if (rc == ERR_NOT_FOUND) {
-            (void)error_set(&ignored, ERR_NOT_FOUND,
-                            "%s has neither chat_template.jinja nor a chat_template in "
-                            "tokenizer_config.json",
-                            model_dir);
-        }
-        if (rc != OK && err) {
-            *err = ignored;
-        }
-    }
+    rc = override_path ? load_file(out, override_path, err)
+                       : load_from_folder(out, model_dir, config, err);
     if (rc == OK) {
         rc = read_tokens(&(*out)->variables, config, err);
         if (rc != OK) {

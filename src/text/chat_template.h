@@ -26,7 +26,8 @@ enum status chat_template_new(struct chat_template **out, const char *text, size
                               struct error *err);
 /* Find it in a model folder: chat_template.jinja, else tokenizer_config.json's chat_template (string,
  * or list of {name, template}: "default"). ERR_NOT_FOUND when there is none. Also keeps bos_token,
- * eos_token, ... of tokenizer_config.json as template variables. */
+ * eos_token, ... of tokenizer_config.json as template variables. override_path: a template file that
+ * is used instead (.jinja, or .json with a chat_template); model_dir may then be NULL. */
 enum status chat_template_load(struct chat_template **out, const char *model_dir,
                                const char *override_path, struct error *err);
 void chat_template_free(struct chat_template *t);
