@@ -231,6 +231,17 @@ void flags_print_help(const struct flags_ctx *ctx)
     buf_release(&out);
 }
 
+/* A help line as a sentence. */
+static void roff_sentence(struct buf *out, const char *text)
+{
+    char first = text[0];
+    if (first >= 'a' && first <= 'z') {
+        buf_append_char(out, (char)(first - 'a' + 'A'));
+        text++;
+    }
+    roff_text(out, text, strlen(text));
+}
+
 static void man_flag(struct buf *out, const struct flag *flag, const void *options)
 {
     char value[128];
@@ -246,7 +257,7 @@ static void man_flag(struct buf *out, const struct flag *flag, const void *optio
         buf_append_str(out, "Accepted, no effect: ");
         roff_text(out, flag->no_effect, strlen(flag->no_effect));
     } else {
-        roff_text(out, flag->help, strlen(flag->help));
+        roff_sentence(out, flag->help);
     }
     default_text(value, sizeof value, flag, options);
     if (value[0]) {
@@ -262,7 +273,7 @@ void flags_print_man(const struct flags_ctx *ctx)
     struct buf out;
     buf_init(&out);
     buf_appendf(&out, ".SS \"spillway %s\"\n", ctx->cmd->name);
-    roff_text(&out, ctx->cmd->summary, strlen(ctx->cmd->summary));
+    roff_sentence(&out, ctx->cmd->summary);
     buf_append_str(&out, ".\n");
     for (size_t g = 0; g < ctx->n_own; g++) { /* --help and --config are described once, by hand */
         const struct flag_group *group = &ctx->groups[g];
