@@ -468,6 +468,34 @@ static void test_server_options(void **state)
     assert_non_null(strstr(err.text, "--api-key-file"));
 }
 
+static void test_hub_cache(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME",
+                                        "XDG_CACHE_HOME", "HOME"};
+    static const char *const want[] = {"/a", "/b", "/c/hub", "/d/huggingface/hub",
+                                       "/e/.cache/huggingface/hub"};
+    char value[3] = "/a";
+    for (size_t i = 0; i < 5; i++, value[1]++) {
+        setenv(names[i], value, 1);
+    }
+    const char *const *dirs = hub_cache_dirs();
+    for (size_t i = 0; i < 5; i++) {
+        assert_string_equal(dirs[i], want[i]);
+    }
+    assert_null(dirs[5]);
+    setenv("HF_HUB_CACHE", "", 1);
+    unsetenv("HF_HOME");
+    dirs = hub_cache_dirs();
+    assert_string_equal(dirs[0], "/b");
+    assert_string_equal(dirs[1], "/d/huggingface/hub");
+    assert_null(dirs[3]);
+    for (size_t i = 0; i < 5; i++) {
+        unsetenv(names[i]);
+    }
+    assert_null(hub_cache_dirs()[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -477,6 +505,7 @@ int main(void)
         cmocka_unit_test(test_memory),       cmocka_unit_test(test_memory_plan),
         cmocka_unit_test(test_seed_command), cmocka_unit_test(test_compat),
         cmocka_unit_test(test_tables),       cmocka_unit_test(test_server_options),
+        cmocka_unit_test(test_hub_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
