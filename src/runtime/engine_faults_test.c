@@ -64,7 +64,7 @@ static void test_a_fault_ends_its_own_request_only(void **state)
         int32_t token;
         const char *text;
     } faults[] = {
-        {FAKE_BAD_LAYER, "layer 3"}, {FAKE_NAN_LOGITS, "token 7"}, {FAKE_REFUSED, "refused"}};
+        {FAKE_BAD_LAYER, "layer 3"}, {FAKE_NAN_LOGITS, "not a number"}, {FAKE_REFUSED, "refused"}};
     static struct result solo;
     const int32_t prompt[] = {5, 9};
     struct engine_request good = request_of(prompt, 2, 30);

@@ -1,12 +1,14 @@
 /* sampler.c - penalties, filters and the choice; see sampler.h for the order.
  *
- * Idea:      candidates are two arrays (id, value) in order of ids. Each filter shortens them in place;
- *            the value is the adjusted logit up to top_k and the weight exp((logit - max) / T) after.
+ * Idea:      a row is read once for the maximum of each of its blocks. The k-th largest of these maxima
+ *            is not above the k-th largest logit, so for top_k one more pass gathers a handful of
+ *            candidates, and all further work is on these. Candidates are two arrays (id, value) in
+ *            order of ids; each filter shortens them in place. The value is the adjusted logit up to
+ *            top_k and the weight exp((logit - max) / T) after.
  * Cutting:   "keep the k largest" and "keep the largest until their weights reach p" are one problem:
  *            find the place in falling order at which a running amount reaches a target. keep_top()
- *            finds it digit by digit over the value's 32 bits (11 + 11 + 10): a histogram of amounts, the
- *            digit at which the target is reached, then the same inside that digit. Three passes at
- *            most, of which the second and third see only what the first left.
+ *            finds it digit by digit over the value's 32 bits (11 + 11 + 10): a histogram of amounts,
+ *            the digit at which the target is reached, then the same inside that digit. No sorting.
  * Trade-off: sums are double and in a fixed order, so the result is exact up to rounding at the very
  *            edge of top_p. */
 #include "runtime/sampler.h"
@@ -18,14 +20,17 @@
 #include "base/half.h"
 #include "base/size.h"
 
-enum { DIGIT_BITS = 11, DIGITS = 3, BINS = 1 << DIGIT_BITS };
+enum { DIGIT_BITS = 11, DIGITS = 3, BINS = 1 << DIGIT_BITS, BLOCKS_MAX = 512 };
 
 #define SEEN_IN_PROMPT  0x80000000u
 #define SEEN_COUNT_MASK 0x7fffffffu
 
 struct sampler {
     size_t n_vocab;
-    size_t n; /* candidates */
+    float *row; /* [n_vocab] the logits after penalties, bias and bans */
+    size_t block_size, n_blocks;
+    float block_max[BLOCKS_MAX]; /* of the present row */
+    size_t n;                    /* candidates */
     int32_t *ids;
     float *values;
     double *amounts; /* [BINS] */
@@ -38,11 +43,13 @@ enum status sampler_new(struct sampler **out, size_t n_vocab, struct error *err)
     *out = NULL;
     if (s) {
         s->n_vocab = n_vocab;
+        s->block_size = n_vocab / BLOCKS_MAX + 1;
+        s->row = calloc(n_vocab, sizeof *s->row);
         s->ids = calloc(n_vocab, sizeof *s->ids);
         s->values = calloc(n_vocab, sizeof *s->values);
         s->amounts = calloc(BINS, sizeof *s->amounts);
     }
-    if (!s || !s->ids || !s->values || !s->amounts) {
+    if (!s || !s->row || !s->ids || !s->values || !s->amounts) {
         sampler_free(s);
         return error_set(err, ERR_NO_MEMORY, "cannot allocate a sampler for %zu tokens", n_vocab);
     }
@@ -53,6 +60,7 @@ enum status sampler_new(struct sampler **out, size_t n_vocab, struct error *err)
 void sampler_free(struct sampler *s)
 {
     if (s) {
+        free(s->row);
         free(s->ids);
         free(s->values);
         free(s->amounts);
@@ -127,45 +135,93 @@ static void apply_penalties(float *x, size_t n, const struct sampling *p,
     }
 }
 
-/* Fills the candidates with the whole vocabulary and its adjusted logits. */
-static enum status adjust(struct sampler *s, const struct sampler_input *in, struct error *err)
+/* The adjusted row: the logits themselves when nothing changes them, else a copy. */
+static const float *adjust(struct sampler *s, const struct sampler_input *in)
 {
     const struct sampling *p = in->sampling;
-    size_t n = s->n_vocab;
+    bool has_history = in->history && in->history->seen && sampling_has_penalties(p);
 
-    for (size_t i = 0; i < n; i++) {
-        if (in->logits[i] != in->logits[i]) {
-            return error_set(err, ERR_INTERNAL, "the logit of token %zu is not a number", i);
-        }
-        s->ids[i] = (int32_t)i;
+    if (!has_history && p->n_bias == 0 && in->n_banned == 0) {
+        return in->logits;
     }
-    memcpy(s->values, in->logits, n * sizeof *s->values);
-    s->n = n;
-    if (in->history && in->history->seen && sampling_has_penalties(p)) {
-        apply_penalties(s->values, size_min(n, in->history->n_vocab), p, in->history);
+    memcpy(s->row, in->logits, s->n_vocab * sizeof *s->row);
+    if (has_history) {
+        apply_penalties(s->row, size_min(s->n_vocab, in->history->n_vocab), p, in->history);
     }
     for (size_t i = 0; i < p->n_bias; i++) {
-        s->values[p->bias[i].id] += p->bias[i].bias;
+        s->row[p->bias[i].id] += p->bias[i].bias;
     }
     for (size_t i = 0; i < in->n_banned; i++) {
-        if (in->banned[i] >= 0 && (size_t)in->banned[i] < n) {
-            s->values[in->banned[i]] = -INFINITY;
+        if (in->banned[i] >= 0 && (size_t)in->banned[i] < s->n_vocab) {
+            s->row[in->banned[i]] = -INFINITY;
         }
     }
-    return OK;
+    return s->row;
 }
 
-/* The place of the largest value, the first of equals; the candidates are in order of ids. */
-static size_t find_max(const float *x, size_t n)
+/* The maximum, NaN when there is one. Four running maxima, because one would wait for itself. */
+static float max_of(const float *x, size_t n)
 {
-    size_t best = 0;
+    float m[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    bool has_nan = false;
+    size_t i = 0;
 
-    for (size_t i = 1; i < n; i++) {
-        if (x[i] > x[best]) {
-            best = i;
+    for (; i + 4 <= n; i += 4) {
+        for (size_t j = 0; j < 4; j++) {
+            m[j] = x[i + j] > m[j] ? x[i + j] : m[j];
         }
+        has_nan |= (x[i] != x[i]) | (x[i + 1] != x[i + 1]) | (x[i + 2] != x[i + 2]) |
+                   (x[i + 3] != x[i + 3]);
     }
-    return best;
+    for (; i < n; i++) {
+        m[0] = x[i] > m[0] ? x[i] : m[0];
+        has_nan |= x[i] != x[i];
+    }
+    return has_nan ? NAN : fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+}
+
+/* Fills block_max; returns the maximum of the row, NaN when one is in it. */
+static float scan(struct sampler *s, const float *x)
+{
+    float max = -INFINITY;
+
+    s->n_blocks = 0;
+    for (size_t at = 0; at < s->n_vocab; at += s->block_size) {
+        float m = max_of(x + at, size_min(s->block_size, s->n_vocab - at));
+
+        if (m != m) {
+            return m;
+        }
+        s->block_max[s->n_blocks++] = m;
+        max = m > max ? m : max;
+    }
+    return max;
+}
+
+/* The first token whose logit is the row's maximum. */
+static int32_t find_max(const struct sampler *s, const float *x, float max)
+{
+    size_t block = 0;
+
+    while (s->block_max[block] != max) {
+        block++;
+    }
+    size_t i = block * s->block_size;
+    while (x[i] != max) {
+        i++;
+    }
+    return (int32_t)i;
+}
+
+/* Makes candidates of the tokens whose logit is at least `least`. */
+static void gather(struct sampler *s, const float *x, float least)
+{
+    s->n = 0;
+    for (size_t i = 0; i < s->n_vocab; i++) {
+        s->ids[s->n] = (int32_t)i; /* overwritten by the next one when it is too small */
+        s->values[s->n] = x[i];
+        s->n += x[i] >= least;
+    }
 }
 
 /* ---- filters ---- */
@@ -178,16 +234,24 @@ static uint32_t order_key(float v)
     return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
+/* Copies candidate `from` to place `to`. Filters do this for every candidate and then count it or not:
+ * whether it stays is hard to predict, and a copy is cheaper than a wrong guess. */
+static inline void keep(struct sampler *s, size_t to, size_t from)
+{
+    s->ids[to] = s->ids[from];
+    s->values[to] = s->values[from];
+}
+
 /* Drops the candidates whose key without its low `shift` bits is below least. */
 static void drop_below(struct sampler *s, unsigned shift, uint32_t least)
 {
     size_t n = 0;
 
     for (size_t i = 0; i < s->n; i++) {
-        if (order_key(s->values[i]) >> shift >= least) {
-            s->ids[n] = s->ids[i];
-            s->values[n++] = s->values[i];
-        }
+        bool stays = order_key(s->values[i]) >> shift >= least;
+
+        keep(s, n, i);
+        n += stays;
     }
     s->n = n;
 }
@@ -230,8 +294,7 @@ static void keep_top(struct sampler *s, bool by_value, double target)
         if (is_tie) {
             above += by_value ? (double)s->values[i] : 1.0;
         }
-        s->ids[n] = s->ids[i];
-        s->values[n++] = s->values[i];
+        keep(s, n++, i);
     }
     s->n = n;
 }
@@ -265,12 +328,41 @@ static void keep_at_least(struct sampler *s, float least)
     size_t n = 0;
 
     for (size_t i = 0; i < s->n; i++) {
-        if (s->values[i] >= least) {
-            s->ids[n] = s->ids[i];
-            s->values[n++] = s->values[i];
-        }
+        bool stays = s->values[i] >= least;
+
+        keep(s, n, i);
+        n += stays;
     }
     s->n = n;
+}
+
+/* Candidates: the k tokens with the largest logits. */
+static void take_top_k(struct sampler *s, const float *x, size_t k)
+{
+    float least = -INFINITY;
+
+    if (k < s->n_blocks) { /* the k-th largest block maximum, by the same means */
+        memcpy(s->values, s->block_max, s->n_blocks * sizeof *s->values);
+        s->n = s->n_blocks;
+        keep_top(s, false, (double)k);
+        least = s->values[0];
+        for (size_t i = 1; i < s->n; i++) {
+            least = s->values[i] < least ? s->values[i] : least;
+        }
+    }
+    gather(s, x, least);
+    if (k < s->n) {
+        keep_top(s, false, (double)k);
+    }
+}
+
+static void take_top_p(struct sampler *s, double p)
+{
+    double total = total_weight(s);
+
+    /* All weights below this together have less than 1 - p of the total, so the cut is above it. */
+    keep_at_least(s, (float)(0.999 * (1.0 - p) * total / (double)s->n));
+    keep_top(s, true, p * total);
 }
 
 /* ---- choice ---- */
@@ -325,7 +417,7 @@ static void add_logprobs(const struct sampler *s, const struct sampler_input *in
                          struct sample *out)
 {
     const float *x = in->logits;
-    float max = x[find_max(x, s->n_vocab)];
+    float max = max_of(x, s->n_vocab);
     double sum = 0;
 
     for (size_t i = 0; i < s->n_vocab; i++) {
@@ -341,41 +433,49 @@ static void add_logprobs(const struct sampler *s, const struct sampler_input *in
     }
 }
 
+static void choose_greedy(struct sampler *s, const float *x, float max)
+{
+    s->ids[0] = find_max(s, x, max);
+    s->values[0] = 1.0f;
+    s->n = 1;
+}
+
+static void apply_filters(struct sampler *s, const float *x, float max, const struct sampling *p)
+{
+    if (p->top_k > 0 && (size_t)p->top_k < s->n_vocab) {
+        take_top_k(s, x, (size_t)p->top_k);
+    } else {
+        gather(s, x, -INFINITY);
+    }
+    weigh(s, max, p->temperature);
+    if (p->top_p < 1.0f) {
+        take_top_p(s, (double)p->top_p);
+    }
+    if (p->min_p > 0.0f) {
+        keep_at_least(s, p->min_p);
+    }
+}
+
 enum status sampler_choose(struct sampler *s, const struct sampler_input *in, double u,
                            struct sample *out, struct error *err)
 {
-    const struct sampling *p = in->sampling;
-    enum status rc = adjust(s, in, err);
+    const float *x = adjust(s, in);
+    float max = scan(s, x);
 
-    out->n_top = 0;
-    out->logprob = 0.0f;
-    if (rc != OK) {
-        return rc;
+    *out = (struct sample){.id = -1};
+    if (max != max) {
+        return error_set(err, ERR_INTERNAL, "a logit is not a number");
     }
-    size_t best = find_max(s->values, s->n);
-    float max = s->values[best];
     if (max == -INFINITY) {
         return error_set(err, ERR_INTERNAL, "no token can be chosen: every logit is -inf");
     }
-    if (p->temperature < SAMPLING_TEMPERATURE_GREEDY) {
-        out->id = s->ids[best];
-        s->ids[0] = out->id;
-        s->values[0] = 1.0f;
-        s->n = 1;
+    if (in->sampling->temperature < SAMPLING_TEMPERATURE_GREEDY) {
+        choose_greedy(s, x, max);
     } else {
-        if (p->top_k > 0 && (size_t)p->top_k < s->n) {
-            keep_top(s, false, (double)p->top_k);
-        }
-        weigh(s, max, p->temperature);
-        if (p->top_p < 1.0f) {
-            keep_top(s, true, (double)p->top_p * total_weight(s));
-        }
-        if (p->min_p > 0.0f) {
-            keep_at_least(s, p->min_p);
-        }
-        out->id = draw(s, u);
+        apply_filters(s, x, max, in->sampling);
     }
-    if (p->want_logprobs) {
+    out->id = draw(s, u);
+    if (in->sampling->want_logprobs) {
         add_logprobs(s, in, out);
     }
     return OK;
