@@ -401,7 +401,7 @@ static bool slice_of_range(struct jinja_run *j, struct jinja_value *out,
 bool jinja_slice(struct jinja_run *j, struct jinja_value *out, struct jinja_value object,
                  const struct jinja_value bound[3])
 {
-    struct range r;
+    struct range r = {0};
     size_t n;
 
     if (object.kind == JINJA_UNDEFINED) {
