@@ -110,6 +110,25 @@ static enum status find_part(int32_t *id, bool *is_raw, struct buf *out, const s
     return OK;
 }
 
+/* The id of the bytes in l->left. Vocabularies are numbered in the order of their rules, so the next id is
+ * tried first: it is in the cache, a slot of the index is not. */
+static int32_t find_result(const struct bpe *b, struct bpe_loader *l)
+{
+    struct str bytes = {buf_cstr(&l->left), l->left.len};
+    struct str next = vocab_bytes(&b->vocab, l->last_result + 1);
+
+    if (next.ptr && str_eq(next, bytes) && !b->vocab.entries[l->last_result + 1].is_raw) {
+        l->last_result++;
+    } else {
+        int32_t id = vocab_find(&b->vocab, bytes, false);
+        if (id == VOCAB_NONE) {
+            return VOCAB_NONE;
+        }
+        l->last_result = id;
+    }
+    return l->last_result;
+}
+
 enum status bpe_add_rule(struct bpe *b, struct bpe_loader *l, struct str left, struct str right,
                          struct error *err)
 {
@@ -135,7 +154,7 @@ enum status bpe_add_rule(struct bpe *b, struct bpe_loader *l, struct str left, s
     if (!buf_ok(&l->left)) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate merge rule %u", rule.rank);
     }
-    rule.new_id = vocab_find(&b->vocab, (struct str){buf_cstr(&l->left), l->left.len}, false);
+    rule.new_id = find_result(b, l);
     if (rule.new_id == VOCAB_NONE) {
         return error_set(err, ERR_FORMAT,
                          "merge rule %u: the result of '%.*s' and '%.*s' is not in the vocabulary",

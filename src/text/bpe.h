@@ -43,6 +43,7 @@ void bpe_release(struct bpe *b);
 struct bpe_loader { /* scratch of bpe_add_rule; release when done */
     struct buf left, right;
     uint32_t next_rank;
+    int32_t last_result;
 };
 void bpe_loader_release(struct bpe_loader *l);
 enum status bpe_add_rule(struct bpe *b, struct bpe_loader *l, struct str left, struct str right,

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "text/detok.h"
-#include "text/tokenizer_fixture.h"
+#include "text/tokenizer_testing.h"
 
 /* Ids 0..255 are single bytes; then two entries that end inside a character, a special token and an
  * added one. */

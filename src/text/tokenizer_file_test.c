@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "text/tokenizer_fixture.h"
+#include "text/tokenizer_testing.h"
 
 static enum status load_text(struct str text, struct error *err)
 {

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "text/tokenizer_fixture.h"
+#include "text/tokenizer_testing.h"
 
 #define RILL                      SPILLWAY_SOURCE_DIR "/models/rill/tokenizer.json"
 #define TOKEN(id, content, flags) "{\"id\":" #id ",\"content\":\"" content "\"" flags "}"

@@ -85,40 +85,43 @@ static struct str entry_bytes(const struct vocab *v, const struct vocab_entry *e
 }
 
 /* The slot that holds these bytes, or the free one where they belong. */
-static int32_t *slot_of(const struct vocab *v, struct str bytes, bool is_raw)
+static struct vocab_slot *slot_of(const struct vocab *v, struct str bytes, bool is_raw,
+                                  uint32_t hash)
 {
     size_t mask = v->n_slots - 1;
-    size_t i = (size_t)vocab_hash(bytes.ptr, bytes.len) & mask;
+    size_t i = hash & mask;
 
-    while (v->slots[i] != VOCAB_NONE) {
-        const struct vocab_entry *e = &v->entries[v->slots[i]];
-        if (e->is_raw == is_raw && str_eq(entry_bytes(v, e), bytes)) {
+    for (; v->slots[i].id != VOCAB_NONE; i = (i + 1) & mask) {
+        const struct vocab_entry *e = &v->entries[v->slots[i].id];
+        if (v->slots[i].hash == hash && e->is_raw == is_raw && str_eq(entry_bytes(v, e), bytes)) {
             break;
         }
-        i = (i + 1) & mask;
     }
     return &v->slots[i];
 }
 
 static bool grow_slots(struct vocab *v)
 {
-    size_t n = v->n_slots ? v->n_slots * 2 : SLOTS_MIN;
-    int32_t *old = v->slots, *slots = malloc(n * sizeof *slots);
-    size_t n_old = v->n_slots;
+    size_t n_old = v->n_slots, n = n_old ? n_old * 2 : SLOTS_MIN;
+    struct vocab_slot *slots = malloc(n * sizeof *slots);
 
     if (!slots) {
         return false;
     }
     memset(slots, 0xff, n * sizeof *slots); /* VOCAB_NONE */
+    for (size_t i = 0; i < n_old; i++) {
+        size_t at = v->slots[i].hash & (n - 1);
+        if (v->slots[i].id == VOCAB_NONE) {
+            continue;
+        }
+        while (slots[at].id != VOCAB_NONE) {
+            at = (at + 1) & (n - 1);
+        }
+        slots[at] = v->slots[i];
+    }
+    free(v->slots);
     v->slots = slots;
     v->n_slots = n;
-    for (size_t i = 0; i < n_old; i++) {
-        if (old[i] != VOCAB_NONE) {
-            const struct vocab_entry *e = &v->entries[old[i]];
-            *slot_of(v, entry_bytes(v, e), e->is_raw) = old[i];
-        }
-    }
-    free(old);
     return true;
 }
 
@@ -178,7 +181,8 @@ enum status vocab_add(struct vocab *v, struct str text, uint32_t id, struct buf 
                       struct error *err)
 {
     bool is_raw;
-    int32_t *slot;
+    struct vocab_slot *slot;
+    uint32_t hash;
     enum status rc = store(v, text, id, scratch, &is_raw, err);
 
     if (rc != OK) {
@@ -187,11 +191,12 @@ enum status vocab_add(struct vocab *v, struct str text, uint32_t id, struct buf 
     if (2 * v->n_model >= v->n_slots && !grow_slots(v)) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the vocabulary's index");
     }
-    slot = slot_of(v, entry_bytes(v, &v->entries[id]), is_raw);
-    if (*slot != VOCAB_NONE) {
-        return error_set(err, ERR_FORMAT, "tokens %d and %u have the same text", *slot, id);
+    hash = (uint32_t)vocab_hash(scratch->data, scratch->len);
+    slot = slot_of(v, entry_bytes(v, &v->entries[id]), is_raw, hash);
+    if (slot->id != VOCAB_NONE) {
+        return error_set(err, ERR_FORMAT, "tokens %d and %u have the same text", slot->id, id);
     }
-    *slot = (int32_t)id;
+    *slot = (struct vocab_slot){(int32_t)id, hash};
     v->n_model++;
     return OK;
 }
@@ -206,7 +211,10 @@ enum status vocab_add_hidden(struct vocab *v, struct str text, uint32_t id, stru
 
 int32_t vocab_find(const struct vocab *v, struct str bytes, bool is_raw)
 {
-    return v->n_slots ? *slot_of(v, bytes, is_raw) : VOCAB_NONE;
+    if (v->n_slots == 0) {
+        return VOCAB_NONE;
+    }
+    return slot_of(v, bytes, is_raw, (uint32_t)vocab_hash(bytes.ptr, bytes.len))->id;
 }
 
 struct str vocab_bytes(const struct vocab *v, int32_t id)

@@ -30,13 +30,18 @@ struct vocab_entry {
     bool is_guarded; /* set by bpe.c */
 };
 
+struct vocab_slot { /* of the hash table */
+    int32_t id;     /* or VOCAB_NONE */
+    uint32_t hash;  /* so that other entries need no look at their bytes */
+};
+
 struct vocab {
     struct buf bytes;
     struct vocab_entry *entries; /* by id */
     size_t n_ids;                /* highest id + 1 */
     size_t entries_cap;
-    size_t n_model; /* entries that the model itself has (not only an added token) */
-    int32_t *slots; /* hash table: id or VOCAB_NONE; a power of two, at most half full */
+    size_t n_model;           /* entries that the model itself has (not only an added token) */
+    struct vocab_slot *slots; /* a power of two, at most half full */
     size_t n_slots;
 };
 

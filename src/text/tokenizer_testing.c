@@ -1,30 +1,12 @@
-/* tokenizer_fixture.h - small tokenizer.json texts for tests.
- *
- * Place: text; tests only. The vocabulary is the 256 bytes (id = byte) and the result of each merge in
- *        order; added tokens get the ids after them. */
-#ifndef TEXT_TOKENIZER_FIXTURE_H
-#define TEXT_TOKENIZER_FIXTURE_H
+/* tokenizer_testing.c - see tokenizer_testing.h. */
+#include "text/tokenizer_testing.h"
 
-#include <string.h>
-
-#include "base/buf.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "text/split.h"
-#include "text/tokenizer.h"
-
-struct fixture {
-    const char *merges[32][2]; /* pairs in the file's alphabet ("\u0120" is a blank) */
-    const char *added;         /* elements of the added_tokens array, or NULL */
-    const char *model_more;    /* members of the model, each with a comma behind it, or NULL */
-    const char *normalizer;    /* NULL: NFC */
-    const char *pattern;       /* NULL: Qwen3.5's */
-    bool joined_merges;        /* "a b" instead of ["a","b"] */
-    bool merges_first;         /* before the vocabulary */
-};
 
 /* The character that stands for a byte, as UTF-8. */
-static inline void fixture_append_byte(struct buf *b, unsigned byte)
+static void append_byte(struct buf *b, unsigned byte)
 {
     static const unsigned first[] = {0x00, 0x7f, 0xad}, last[] = {0x20, 0xa0, 0xad},
                           code[] = {0x100, 0x121, 0x143};
@@ -39,7 +21,7 @@ static inline void fixture_append_byte(struct buf *b, unsigned byte)
     buf_append(b, bytes, utf8_encode(bytes, cp));
 }
 
-static inline void fixture_append_string(struct buf *out, const char *a, const char *b)
+static void append_string(struct buf *out, const char *a, const char *b)
 {
     struct buf text = {0};
 
@@ -49,26 +31,26 @@ static inline void fixture_append_string(struct buf *out, const char *a, const c
     buf_release(&text);
 }
 
-static inline void fixture_append_vocab(struct buf *out, const struct fixture *f)
+static void append_vocab(struct buf *out, const struct fixture *f)
 {
     struct buf text = {0};
 
     buf_append_str(out, "\"vocab\":{");
     for (unsigned byte = 0; byte < 256; byte++) {
         buf_clear(&text);
-        fixture_append_byte(&text, byte);
+        append_byte(&text, byte);
         json_write_string(out, text.data, text.len);
         buf_appendf(out, ":%u%s", byte, byte < 255 || f->merges[0][0] ? "," : "");
     }
     for (size_t i = 0; f->merges[i][0]; i++) {
-        fixture_append_string(out, f->merges[i][0], f->merges[i][1]);
+        append_string(out, f->merges[i][0], f->merges[i][1]);
         buf_appendf(out, ":%zu%s", 256 + i, f->merges[i + 1][0] ? "," : "");
     }
     buf_append_str(out, "}");
     buf_release(&text);
 }
 
-static inline void fixture_append_merges(struct buf *out, const struct fixture *f)
+static void append_merges(struct buf *out, const struct fixture *f)
 {
     buf_append_str(out, "\"merges\":[");
     for (size_t i = 0; f->merges[i][0]; i++) {
@@ -77,16 +59,16 @@ static inline void fixture_append_merges(struct buf *out, const struct fixture *
             buf_appendf(out, "\"%s %s\"", f->merges[i][0], f->merges[i][1]);
         } else {
             buf_append_char(out, '[');
-            fixture_append_string(out, f->merges[i][0], "");
+            append_string(out, f->merges[i][0], "");
             buf_append_char(out, ',');
-            fixture_append_string(out, f->merges[i][1], "");
+            append_string(out, f->merges[i][1], "");
             buf_append_char(out, ']');
         }
     }
     buf_append_str(out, "]");
 }
 
-static inline void fixture_append(struct buf *out, const struct fixture *f)
+void fixture_append(struct buf *out, const struct fixture *f)
 {
     struct str pattern = f->pattern ? str_of(f->pattern) : split_known_pattern(SPLIT_QWEN3_5);
 
@@ -101,19 +83,18 @@ static inline void fixture_append(struct buf *out, const struct fixture *f)
                         "\"model\":{\"type\":\"BPE\",");
     buf_append_str(out, f->model_more ? f->model_more : "");
     if (f->merges_first) {
-        fixture_append_merges(out, f);
+        append_merges(out, f);
         buf_append_char(out, ',');
-        fixture_append_vocab(out, f);
+        append_vocab(out, f);
     } else {
-        fixture_append_vocab(out, f);
+        append_vocab(out, f);
         buf_append_char(out, ',');
-        fixture_append_merges(out, f);
+        append_merges(out, f);
     }
     buf_append_str(out, "}}");
 }
 
-/* NULL with *err filled when the text is refused. */
-static inline struct tokenizer *fixture_load(const struct fixture *f, struct error *err)
+struct tokenizer *fixture_load(const struct fixture *f, struct error *err)
 {
     struct buf text = {0};
     struct tokenizer *t = NULL;
@@ -123,5 +104,3 @@ static inline struct tokenizer *fixture_load(const struct fixture *f, struct err
     buf_release(&text);
     return t;
 }
-
-#endif
