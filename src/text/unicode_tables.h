@@ -18,7 +18,7 @@ enum unicode_flag {
     UNICODE_CLASS_MASK = 7,
     UNICODE_WORD = 8,        /* \w: what single_word tokens may not touch */
     UNICODE_NFC_ACTIVE = 16, /* NFC may change it, move it, or join it to what precedes */
-    UNICODE_NFC_FOREIGN = 32 /* active in newer Unicode data only; must not reach a newer normaliser */
+    UNICODE_NFC_FOREIGN = 32 /* only in newer Unicode data; a newer normaliser must not see it */
 };
 
 enum { UNICODE_BLOCK_BITS = 7, UNICODE_INDEX_COUNT = 7173 };
