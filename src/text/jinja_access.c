@@ -50,7 +50,7 @@ static bool macro_attribute(struct jinja_run *j, bool *found, struct jinja_value
         return true;
     }
     if (str_eq(name, STR("arguments"))) {
-        if (!jinja_list_new(j, out, JINJA_LIST, m->node->n_items)) {
+        if (!jinja_list_new(j, out, JINJA_TUPLE, m->node->n_items)) {
             return false;
         }
         for (const struct jinja_node *p = m->node->items; p; p = p->next) {

@@ -371,6 +371,26 @@ static bool eval_concat(struct jinja_run *j, const struct jinja_node *n, struct 
     return true;
 }
 
+/* The negative of digits: a smaller one may fit in 64 bits again. */
+static bool negate_big(struct jinja_run *j, struct jinja_value *out, const struct jinja_string *s)
+{
+    struct jinja_text t;
+    bool is_negative = s->len > 0 && s->ptr[0] == '-';
+
+    if (str_eq(jinja_slice_of(s), STR("9223372036854775808"))) {
+        *out = jinja_int(INT64_MIN);
+        return true;
+    }
+    jinja_text_init(&t, j);
+    jinja_text_put_cstr(&t, is_negative ? "" : "-", true);
+    jinja_text_put_slice(&t, s, is_negative, s->len);
+    if (!jinja_text_take(&t, out)) {
+        return false;
+    }
+    out->kind = JINJA_BIGINT;
+    return true;
+}
+
 static bool eval_sign(struct jinja_run *j, const struct jinja_node *n, struct jinja_value *out)
 {
     struct jinja_value v;
@@ -380,6 +400,10 @@ static bool eval_sign(struct jinja_run *j, const struct jinja_node *n, struct ji
     }
     if (v.kind == JINJA_UNDEFINED) {
         return jinja_fail_undefined(j, v);
+    }
+    if (v.kind == JINJA_BIGINT) {
+        *out = v;
+        return n->kind == NODE_POS || negate_big(j, out, v.as.string);
     }
     if (!jinja_is_number(v)) {
         return jinja_fail(j, "bad operand type for unary %c: '%s'", n->kind == NODE_NEG ? '-' : '+',

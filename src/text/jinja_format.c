@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "text/jinja_run.h"
@@ -91,13 +92,25 @@ static void group_digits(struct number *n, char separator)
 /* Without a type: as repr() where no precision is given, else like 'g' with a ".0" at least. */
 static void float_default(struct number *n, double v, const struct spec *s)
 {
-    char text[DIGITS_MAX];
+    char text[DIGITS_MAX], *e;
+    int precision = s->precision > 0 ? s->precision : 1;
 
     if (s->precision < 0) {
         json_float_repr(n->digits, v);
         return;
     }
-    snprintf(text, sizeof text, "%.*g", s->precision ? s->precision : 1, v);
+    snprintf(text, sizeof text, "%.*e", precision - 1, v);
+    e = strchr(text, 'e');
+    if (strtol(e + 1, NULL, 10) == precision - 1) { /* no room left for the ".0" */
+        char *end = e;
+        while (precision > 1 && end[-1] == '0') {
+            end--;
+        }
+        end -= end[-1] == '.';
+        snprintf(n->digits, sizeof n->digits, "%.*s%s", (int)(end - text), text, e);
+        return;
+    }
+    snprintf(text, sizeof text, "%.*g", precision, v);
     snprintf(n->digits, sizeof n->digits, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
 }
 

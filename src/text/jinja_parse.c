@@ -284,6 +284,17 @@ static struct jinja_node *parse_text(struct jinja_parser *p)
     return n && jinja_parse_advance(p) ? n : NULL;
 }
 
+static bool check_known(struct jinja_parser *p)
+{
+    const struct jinja_node *n = p->unknown;
+
+    if (n) {
+        jinja_parse_fail(p, n->line, "no %s named '%.*s'", n->kind == NODE_TEST ? "test" : "filter",
+                         (int)n->value.as.string->len, n->value.as.string->ptr);
+    }
+    return !n;
+}
+
 /* Up to one of `ends` (then the current token), or to the end of the file when ends is NULL. */
 static bool parse_until(struct jinja_parser *p, struct jinja_node **out, const char *const *ends)
 {
@@ -323,7 +334,7 @@ static bool parse_until(struct jinja_parser *p, struct jinja_node **out, const c
                 return false;
             }
         }
-        if (!n) {
+        if (!n || !check_known(p)) {
             return false;
         }
         jinja_chain_add(&body, n);

@@ -17,7 +17,8 @@ struct jinja_parser {
     unsigned depth;   /* of the recursion */
     unsigned n_loops; /* around the current place, up to the macro's border */
     uint8_t uses;     /* USES_* since the innermost macro began */
-    bool is_soft;     /* inside if: an unknown filter is an error only when it runs */
+    bool is_soft;     /* inside if: an unknown filter or test is an error only when it runs */
+    const struct jinja_node *unknown; /* such a one outside, unless an inline if still follows */
 };
 
 /* Appends nodes to a list linked by next. */

@@ -553,9 +553,8 @@ static bool check_function(struct jinja_parser *p, struct jinja_node *n, const c
                          name->ptr);
         return false;
     }
-    if (!n->fn && !p->is_soft) {
-        jinja_parse_fail(p, n->line, "no %s named '%.*s'", what, (int)name->len, name->ptr);
-        return false;
+    if (!n->fn && !p->is_soft && !p->unknown) {
+        p->unknown = n;
     }
     return true;
 }
@@ -815,6 +814,7 @@ static struct jinja_node *parse_binary(struct jinja_parser *p, enum power least)
 
 struct jinja_node *jinja_parse_expression(struct jinja_parser *p, bool with_condition)
 {
+    const struct jinja_node *unknown_before = p->unknown;
     struct jinja_node *left, *n;
     bool was_soft = p->is_soft;
 
@@ -824,6 +824,7 @@ struct jinja_node *jinja_parse_expression(struct jinja_parser *p, bool with_cond
     left = parse_binary(p, POWER_OR);
     while (left && with_condition && jinja_skip_name(p, "if")) {
         p->is_soft = true;
+        p->unknown = unknown_before;
         n = jinja_node_new(p, NODE_COND, left->line);
         if (!n || !(n->a = parse_binary(p, POWER_OR))) {
             left = NULL;

@@ -105,7 +105,7 @@ static bool split_space(struct jinja_run *j, struct jinja_value *out, struct jin
     for (int64_t n = 0; at < s->len; n++) {
         size_t end;
         if (max >= 0 && n >= max) {
-            return push_slice(j, out, s, at, skip_class_back(s, s->len, true));
+            return push_slice(j, out, s, at, s->len); /* the rest as it is */
         }
         end = skip_class(s, at, false);
         if (!push_slice(j, out, s, at, end)) {
@@ -188,7 +188,7 @@ static bool rsplit_space(struct jinja_run *j, struct jinja_value *out, struct ji
     for (int64_t n = 0; end > 0; n++) {
         size_t begin;
         if (max >= 0 && n >= max) {
-            if (!push_slice(j, out, s, skip_class(s, 0, true), end)) {
+            if (!push_slice(j, out, s, 0, end)) {
                 return false;
             }
             break;
