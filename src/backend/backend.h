@@ -57,6 +57,15 @@ struct span {
     bool state_is_zero;   /* nothing before: the slot's content must not be read */
 };
 
+struct op;
+struct step;
+
+/* For benchmarks: sees the choices of every OP_ROUTE and may replace them. idx is [n_rows][top_k] in
+ * host memory; whoever replaces keeps the ids of a row distinct and below n_experts. Returns whether it
+ * replaced them: then every chosen expert weighs 1 / top_k. Called on the thread that runs the step. */
+typedef bool route_hook_fn(void *ctx, const struct op *op, const struct step *step, size_t n_rows,
+                           int32_t *idx);
+
 struct step {
     size_t n_rows;
     const int32_t *tokens; /* [n_rows] */
@@ -68,6 +77,8 @@ struct step {
                             value that is not finite */
     float *router_margin; /* [n_rows] or NULL: smallest (k-th minus next) probability over layers;
                              set to INFINITY by the caller */
+    route_hook_fn *route_hook; /* or NULL */
+    void *route_ctx;
 };
 
 enum op_kind {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -153,6 +154,22 @@ static enum status tap_after(struct model *m, const struct op *op, const struct 
     return rc;
 }
 
+static enum status op_run(struct model *m, const struct op *op, const struct step *step,
+                          const struct model_step_options *o, const struct state_pools *pools,
+                          struct error *err)
+{
+    uint64_t start;
+    enum status rc;
+
+    if (!o->op_done) {
+        return m->be->ops->run(m->be, op, step, pools, err);
+    }
+    start = clock_now_ns();
+    rc = m->be->ops->run(m->be, op, step, pools, err);
+    o->op_done(o->op_ctx, op, clock_now_ns() - start);
+    return rc;
+}
+
 static enum status ops_run(struct model *m, const struct step *step,
                            const struct model_step_options *o, struct error *err)
 {
@@ -165,7 +182,7 @@ static enum status ops_run(struct model *m, const struct step *step,
         if (op->rows == ROWS_OUT && step->n_out_rows == 0) {
             continue;
         }
-        rc = m->be->ops->run(m->be, op, step, pools, err);
+        rc = op_run(m, op, step, o, pools, err);
         if (rc == OK && o->tap) {
             rc = tap_after(m, op, step, o, err);
         }
@@ -228,6 +245,8 @@ enum status model_step(struct model *m, const struct model_span *spans, size_t n
     if (o->want_margins) {
         step.router_margin = m->step.router_margin;
     }
+    step.route_hook = o->route_hook;
+    step.route_ctx = o->route_ctx;
     step.n_spans = n_spans;
     rc = ops_run(m, &step, o, err);
     if (rc != OK) {

@@ -182,6 +182,12 @@ size_t model_weight_bytes(const struct model *m)
     return m->weights.n_bytes;
 }
 
+const struct op *model_plan(const struct model *m, size_t *n_ops)
+{
+    *n_ops = m->plan.n_ops;
+    return m->plan.ops;
+}
+
 void model_print_dtypes(const struct model *m, struct buf *out)
 {
     dtype_table_print(&m->dtypes, out);

@@ -47,6 +47,8 @@ const struct model_config *model_get_config(const struct model *m);
 struct state_store *model_states(struct model *m);
 const struct model_options *model_get_options(const struct model *m); /* with auto resolved */
 size_t model_weight_bytes(const struct model *m);
+/* The operations of a step, in order; they live as long as the model. For print-outs and accounting. */
+const struct op *model_plan(const struct model *m, size_t *n_ops);
 
 /* Print-outs for start-up and `inspect`: the dtype table, the op plan, tensors skipped. */
 void model_print_dtypes(const struct model *m, struct buf *out);
@@ -78,6 +80,11 @@ struct model_step_options {
     model_tap_fn *tap; /* or NULL */
     void *tap_ctx;
     bool want_margins;
+    route_hook_fn *route_hook; /* or NULL; see backend.h */
+    void *route_ctx;
+    /* For profiles, or NULL: called after each operation with the time that it took. */
+    void (*op_done)(void *ctx, const struct op *op, uint64_t ns);
+    void *op_ctx;
 };
 
 /* Runs the spans and advances their states. Tokens are checked against the vocabulary
