@@ -16,7 +16,7 @@
 enum {
     LINGER_MS = 2000,
     LINGER_BYTES_MAX = 1 << 20,
-    OUT_KEPT_BYTES = 16 << 10 /* an empty queue keeps no more memory than this */
+    OUT_KEPT_BYTES = 4 << 10 /* an empty queue keeps no more memory than this */
 };
 
 /* --- life ------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/file_map.h"
 #include "server/params.h"
 
 enum { VOCAB = 1000 };
@@ -589,6 +590,26 @@ static void unknown_fields_are_named_and_ignored(void **state)
     }
 }
 
+static void every_field_is_documented(void **state)
+{
+    size_t n, len;
+    const struct field *fields = params_fields(&n);
+    char *doc = NULL;
+    struct error err;
+
+    (void)state;
+    assert_int_equal(file_read(&doc, &len, SPILLWAY_SOURCE_DIR "/docs/HTTP-API.md", 1 << 20, &err),
+                     OK);
+    for (size_t i = 0; i < n; i++) {
+        char quoted[96];
+        snprintf(quoted, sizeof quoted, "`%s`", fields[i].name);
+        if (!strstr(doc, quoted)) {
+            fail_msg("docs/HTTP-API.md does not name %s", quoted);
+        }
+    }
+    free(doc);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -606,6 +627,7 @@ int main(void)
         cmocka_unit_test(the_servers_variables_come_last),
         cmocka_unit_test(tools_are_checked),
         cmocka_unit_test(unknown_fields_are_named_and_ignored),
+        cmocka_unit_test(every_field_is_documented),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
