@@ -26,12 +26,13 @@ enum { POOL_THREADS_MAX = 1024, SPIN_ROUNDS = 4000, SPIN_YIELD_EVERY = 256 };
 struct worker {
     struct pool *pool;
     pthread_t thread;
-    size_t idx; /* 1 .. n_threads-1; the caller is 0 */
+    size_t idx;     /* 1 .. n_threads-1; the caller is 0 */
+    uint32_t epoch; /* when it was started: earlier regions are not its own */
 };
 
 struct pool {
-    size_t n_threads;
-    struct worker *workers; /* [n_threads - 1] */
+    size_t n_threads, n_threads_max;
+    struct worker *workers; /* [n_threads_max], n_threads - 1 of them run */
     bool may_spin;          /* a core for each thread */
 
     /* The current region; written by the caller before epoch is raised. */
@@ -106,7 +107,7 @@ static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct pool *p = w->pool;
-    uint32_t epoch = 0;
+    uint32_t epoch = w->epoch;
 
     for (;;) {
         epoch = wait_change(p, &p->epoch, epoch);
@@ -149,10 +150,42 @@ static void publish(struct pool *p)
     }
 }
 
+/* The workers 1 .. n-1; p has none. On failure p has those that started. */
+static enum status workers_start(struct pool *p, size_t n_threads, struct error *err)
+{
+    p->may_spin = n_threads <= cpu_count_logical();
+    for (p->n_threads = 1; p->n_threads < n_threads; p->n_threads++) {
+        struct worker *w = &p->workers[p->n_threads - 1];
+        int rc;
+
+        w->pool = p;
+        w->idx = p->n_threads;
+        w->epoch = atomic_load(&p->epoch);
+        rc = pthread_create(&w->thread, NULL, worker_main, w);
+        if (rc != 0) {
+            return error_set(err, ERR_IO, "cannot start worker thread %zu of %zu: %s", w->idx,
+                             n_threads, strerror(rc));
+        }
+    }
+    return OK;
+}
+
+static void workers_stop(struct pool *p)
+{
+    atomic_store(&p->stop, true);
+    atomic_fetch_add(&p->epoch, 1);
+    futex_wake(&p->epoch, POOL_THREADS_MAX);
+    for (size_t i = 1; i < p->n_threads; i++) {
+        pthread_join(p->workers[i - 1].thread, NULL);
+    }
+    p->n_threads = 1;
+    atomic_store(&p->stop, false);
+}
+
 enum status pool_new(struct pool **out, size_t n_threads, struct error *err)
 {
     struct pool *p;
-    size_t started = 1;
+    enum status rc;
 
     *out = NULL;
     if (n_threads == 0) {
@@ -165,28 +198,29 @@ enum status pool_new(struct pool **out, size_t n_threads, struct error *err)
     p = calloc(1, sizeof *p);
     if (p) {
         p->workers = calloc(n_threads, sizeof *p->workers);
+        p->n_threads_max = n_threads;
     }
     if (!p || !p->workers) {
         free(p);
         return error_set(err, ERR_NO_MEMORY, "cannot allocate a pool of %zu threads", n_threads);
     }
-    p->may_spin = n_threads <= cpu_count_logical();
-    for (; started < n_threads; started++) {
-        struct worker *w = &p->workers[started - 1];
-        int rc;
-        w->pool = p;
-        w->idx = started;
-        rc = pthread_create(&w->thread, NULL, worker_main, w);
-        if (rc != 0) {
-            p->n_threads = started;
-            pool_free(p);
-            return error_set(err, ERR_IO, "cannot start worker thread %zu of %zu: %s", started,
-                             n_threads, strerror(rc));
-        }
+    rc = workers_start(p, n_threads, err);
+    if (rc != OK) {
+        pool_free(p);
+        return rc;
     }
-    p->n_threads = n_threads;
     *out = p;
     return OK;
+}
+
+enum status pool_set_threads(struct pool *p, size_t n_threads, struct error *err)
+{
+    if (n_threads == 0 || n_threads > p->n_threads_max) {
+        return error_set(err, ERR_LIMIT, "%zu threads of a pool of %zu", n_threads,
+                         p->n_threads_max);
+    }
+    workers_stop(p);
+    return workers_start(p, n_threads, err);
 }
 
 void pool_free(struct pool *p)
@@ -194,12 +228,7 @@ void pool_free(struct pool *p)
     if (!p) {
         return;
     }
-    atomic_store(&p->stop, true);
-    atomic_fetch_add(&p->epoch, 1);
-    futex_wake(&p->epoch, POOL_THREADS_MAX);
-    for (size_t i = 1; i < p->n_threads; i++) {
-        pthread_join(p->workers[i - 1].thread, NULL);
-    }
+    workers_stop(p);
     free(p->workers);
     free(p);
 }

@@ -19,6 +19,9 @@ struct pool;
 enum status pool_new(struct pool **out, size_t n_threads, struct error *err);
 void pool_free(struct pool *pool); /* joins; accepts NULL */
 size_t pool_threads(const struct pool *pool);
+/* Go on with another number of threads, 1 to what pool_new was given (ERR_LIMIT): for measurements. After
+ * ERR_IO fewer threads than asked for work. Not during a region. */
+enum status pool_set_threads(struct pool *pool, size_t n_threads, struct error *err);
 
 /* Run fn(ctx, begin, end, thread) on disjoint ranges that cover [0, n); ranges start at multiples of
  * grain (>= 1), except the last end. thread is in [0, pool_threads). Returns when all are done.

@@ -98,12 +98,40 @@ static void test_edges(void **state)
     pool_free(pool);
 }
 
+/* Fewer and more threads in turn: every index is still covered, and nobody runs a region twice. */
+static void test_set_threads(void **state)
+{
+    enum { N = 1000, THREADS = 4 };
+    static const size_t counts[] = {1, 4, 2, 3, 4, 1};
+    struct pool *pool;
+    struct error err;
+
+    (void)state;
+    assert_int_equal(pool_new(&pool, THREADS, NULL), OK);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        size_t sums[THREADS * 64] = {0}, total = 0;
+
+        assert_int_equal(pool_set_threads(pool, counts[i], &err), OK);
+        assert_int_equal(pool_threads(pool), counts[i]);
+        pool_run(pool, N, 1, add_range, sums);
+        for (size_t t = 0; t < THREADS; t++) {
+            assert_true((sums[t * 64] > 0) == (t < counts[i]));
+            total += sums[t * 64];
+        }
+        assert_int_equal(total, N * (N - 1) / 2);
+    }
+    assert_int_equal(pool_set_threads(pool, THREADS + 1, &err), ERR_LIMIT);
+    assert_int_equal(pool_set_threads(pool, 0, &err), ERR_LIMIT);
+    pool_free(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_covers),
         cmocka_unit_test(test_many_regions),
         cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_set_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
