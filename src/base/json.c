@@ -20,6 +20,7 @@ struct scan {
     const char *text;
     size_t len, at;
     size_t depth;
+    size_t value_end; /* behind the first whole value, 0: none yet */
 };
 
 static enum status fault(struct error *err, size_t at, const char *what)
@@ -166,13 +167,16 @@ static enum status scan_all(struct scan *s, struct error *err)
         if (rc != OK) {
             return rc;
         }
+        if (s->depth == 0 && s->value_end == 0 && !strchr(" \t\r\n,:", c)) {
+            s->value_end = s->at;
+        }
     }
     return OK;
 }
 
 enum status json_parse(struct json_object **out, const char *text, size_t len, struct error *err)
 {
-    struct scan scan = {text, len, 0, 0};
+    struct scan scan = {text, len, 0, 0, 0};
     struct json_tokener *tokener;
     enum json_tokener_error code;
     enum status rc;
@@ -206,6 +210,9 @@ enum status json_parse(struct json_object **out, const char *text, size_t len, s
     if (code != json_tokener_success) {
         rc = code == json_tokener_continue ? fault(err, len, "unexpected end")
                                            : fault(err, end, json_tokener_error_desc(code));
+    } else if (end < scan.value_end) {
+        /* json-c calls it a success when it cannot allocate, and gives what it has so far. */
+        rc = error_set(err, ERR_NO_MEMORY, "cannot allocate a JSON value");
     } else {
         while (end < len && strchr(" \t\r\n", text[end])) {
             end++;
