@@ -35,7 +35,7 @@ static enum status attention_check(struct cpu_backend *be, struct op *op, struct
     if (rc == OK && u->out.data == u->q.data) {
         rc = cpu_refuse(err, op, "the output overlaps the input");
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "attention scalar", "attention avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("attention")) : NULL;
     return rc;
 }
 

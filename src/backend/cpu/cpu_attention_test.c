@@ -206,7 +206,7 @@ static void naive(const struct sequence *q, float *out)
 
 static void attention_agrees_with_the_definition(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 31;
 
@@ -250,7 +250,7 @@ static void any_split_gives_the_same_bits(void **state)
     static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_F8_E4M3,
                                        DTYPE_F8_E5M2};
     static const size_t steps[] = {1, 2, 17, 64, 65, 150};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 32;
 
@@ -298,7 +298,7 @@ static void any_split_gives_the_same_bits(void **state)
 static void spans_do_not_meet(void **state)
 {
     static const int32_t first_pages[] = {6, 1}, second_pages[] = {3, 0};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 33;
     struct sequence q;
@@ -332,7 +332,7 @@ static void fp8_rows_have_scales_of_their_own(void **state)
 {
     static const enum dtype types[] = {DTYPE_F8_E4M3, DTYPE_F8_E5M2};
     static const float limits[] = {448.0f, 57344.0f}, worst[] = {1.0f / 16, 1.0f / 8};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 34;
 
@@ -409,7 +409,7 @@ static void broken_inputs_do_not_crash(void **state)
 {
     static const float bad[] = {INFINITY, -INFINITY, NAN};
     static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_F8_E4M3, DTYPE_F8_E5M2};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 36;
 

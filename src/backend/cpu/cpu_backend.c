@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cpu/cpu_avx2.h"
 #include "backend/cpu/cpu_internal.h"
 #include "base/arena.h"
 #include "base/size.h"
@@ -183,16 +182,46 @@ static const struct backend_ops cpu_ops = {
     .free = cpu_free,
 };
 
+static const struct cpu_kernels *kernels_of(enum cpu_isa isa)
+{
+    switch (isa) {
+    case CPU_ISA_SCALAR:
+        return &cpu_kernels_scalar;
+#if defined(__x86_64__)
+    case CPU_ISA_AVX2:
+        return cpu_detect().avx2 ? &cpu_kernels_avx2 : NULL;
+    case CPU_ISA_AVX_VNNI:
+        return cpu_detect().avx_vnni ? &cpu_kernels_avxvnni : NULL;
+    case CPU_ISA_AVX512:
+        return cpu_detect().avx512_vnni ? &cpu_kernels_avx512 : NULL;
+#endif
+    default:
+        return NULL;
+    }
+}
+
 static enum status pick_kernels(struct cpu_backend *be, enum cpu_isa isa, struct error *err)
 {
-    be->kernels = &cpu_kernels_scalar;
-    if (isa != CPU_ISA_SCALAR && cpu_detect().avx2) {
-        be->kernels = &cpu_kernels_avx2;
+    static const struct {
+        enum cpu_isa isa;
+        const char *text;
+    } by_speed[] = {
+        {CPU_ISA_AVX512, "AVX-512 with VNNI"},
+        {CPU_ISA_AVX_VNNI, "AVX-VNNI"},
+        {CPU_ISA_AVX2, "AVX2 with FMA and F16C"},
+        {CPU_ISA_SCALAR, ""},
+    };
+
+    for (size_t i = 0; i < sizeof by_speed / sizeof by_speed[0] && !be->kernels; i++) {
+        if (isa != CPU_ISA_AUTO && isa != by_speed[i].isa) {
+            continue;
+        }
+        be->kernels = kernels_of(by_speed[i].isa);
+        if (!be->kernels && isa != CPU_ISA_AUTO) {
+            return error_set(err, ERR_UNSUPPORTED, "this processor has no %s", by_speed[i].text);
+        }
     }
-    if (isa == CPU_ISA_AVX2 && be->kernels == &cpu_kernels_scalar) {
-        return error_set(err, ERR_UNSUPPORTED, "this processor has no AVX2 with FMA and F16C");
-    }
-    return OK;
+    return be->kernels ? OK : error_set(err, ERR_UNSUPPORTED, "no instruction set %d", (int)isa);
 }
 
 enum status cpu_backend_new(struct backend **out, const struct cpu_backend_options *o,
@@ -206,6 +235,7 @@ enum status cpu_backend_new(struct backend **out, const struct cpu_backend_optio
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the CPU backend");
     }
     be->base.ops = &cpu_ops;
+    be->activations = o->activations;
     rc = pick_kernels(be, o->isa, err);
     if (rc == OK) {
         rc = pool_new(&be->pool, o->n_threads, err);

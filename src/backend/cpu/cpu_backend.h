@@ -5,12 +5,23 @@
 #include "backend/backend.h"
 #include "base/cpu.h"
 
-enum cpu_isa { CPU_ISA_AUTO, CPU_ISA_SCALAR, CPU_ISA_AVX2 };
+/* AUTO: the best that this machine runs; asking for more than that is ERR_UNSUPPORTED.
+ *   AVX2      with FMA and F16C
+ *   AVX_VNNI  and the 256-bit int8 dot product without AVX-512
+ *   AVX512    F, BW, DQ, VL and VNNI; a processor without VNNI takes AVX2 */
+enum cpu_isa { CPU_ISA_AUTO, CPU_ISA_SCALAR, CPU_ISA_AVX2, CPU_ISA_AVX_VNNI, CPU_ISA_AVX512 };
+
+/* What quantised (int4, int8) matrices multiply; dense ones always read the activations as they are.
+ *   F32   the activations as they are
+ *   BF16  rounded to bfloat16 first
+ *   INT8  quantised per row and group of inputs, products summed in integers; a matrix whose groups
+ *         do not divide its inputs keeps F32, and its kernel's name says so */
+enum cpu_activations { CPU_ACTIVATIONS_F32, CPU_ACTIVATIONS_BF16, CPU_ACTIVATIONS_INT8 };
 
 struct cpu_backend_options {
     size_t n_threads; /* 0: one per physical core */
-    enum cpu_isa
-        isa; /* AUTO: the best that this machine runs; asking for more than that is ERR_UNSUPPORTED */
+    enum cpu_isa isa;
+    enum cpu_activations activations;
 };
 
 enum status cpu_backend_new(struct backend **out, const struct cpu_backend_options *o,

@@ -4,7 +4,7 @@
 
 static void options_are_taken(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
 
     (void)state;

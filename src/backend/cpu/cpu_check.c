@@ -104,37 +104,72 @@ enum status cpu_check_all_rows(const struct op *op, struct error *err)
     return op->rows == ROWS_ALL ? OK : cpu_refuse(err, op, "works on all rows of a step only");
 }
 
+static const struct cpu_kernels *const isa_order[] = {
+    &cpu_kernels_scalar,
+#if defined(__x86_64__)
+    &cpu_kernels_avx2,
+    &cpu_kernels_avxvnni,
+    &cpu_kernels_avx512,
+#endif
+};
+
+/* Place of the backend's instruction set in CPU_NAMES. */
+static size_t isa_index(const struct cpu_backend *be)
+{
+    size_t i = 0;
+
+    while (isa_order[i] != be->kernels) {
+        i++;
+    }
+    return i;
+}
+
+const char *cpu_isa_name(const struct cpu_backend *be, const char *const *names)
+{
+    return names[isa_index(be)];
+}
+
 /* op->kernel is a static string, so the names are a table: every family that reads weights times every
  * kind times every instruction set. */
-#define NAME_ISAS(family, kind)                                                                    \
-    {family, kind, "scalar", family " " kind " scalar"},                                           \
+#define NAME_ISAS(family, kind, activations)                                                       \
     {                                                                                              \
-        family, kind, "avx2", family " " kind " avx2"                                              \
+        family, kind, activations[0] != 0,                                                         \
+        {                                                                                          \
+            family " " kind activations " scalar", family " " kind activations " avx2",            \
+                family " " kind activations " avxvnni", family " " kind activations " avx512"      \
+        }                                                                                          \
     }
+#define NAME_QUANTISED(family, activations)                                                        \
+    NAME_ISAS(family, "int4", activations), NAME_ISAS(family, "int4 row", activations),            \
+        NAME_ISAS(family, "int4 g32", activations), NAME_ISAS(family, "int4 g64", activations),    \
+        NAME_ISAS(family, "int4 g128", activations), NAME_ISAS(family, "int8", activations),       \
+        NAME_ISAS(family, "int8 row", activations), NAME_ISAS(family, "int8 g32", activations),    \
+        NAME_ISAS(family, "int8 g64", activations), NAME_ISAS(family, "int8 g128", activations)
 #define NAME_KINDS(family)                                                                         \
-    NAME_ISAS(family, "float32"), NAME_ISAS(family, "float16"), NAME_ISAS(family, "bfloat16"),     \
-        NAME_ISAS(family, "int4"), NAME_ISAS(family, "int4 row"), NAME_ISAS(family, "int4 g32"),   \
-        NAME_ISAS(family, "int4 g64"), NAME_ISAS(family, "int4 g128"), NAME_ISAS(family, "int8"),  \
-        NAME_ISAS(family, "int8 row"), NAME_ISAS(family, "int8 g32"),                              \
-        NAME_ISAS(family, "int8 g64"), NAME_ISAS(family, "int8 g128"), NAME_ISAS(family, "mixed")
+    NAME_ISAS(family, "float32", ""), NAME_ISAS(family, "float16", ""),                            \
+        NAME_ISAS(family, "bfloat16", ""), NAME_ISAS(family, "mixed", ""),                         \
+        NAME_QUANTISED(family, ""), NAME_QUANTISED(family, " x int8")
 
 const char *cpu_kernel_name(const struct cpu_backend *be, const char *family,
                             const struct weight *w)
 {
     static const struct {
-        const char *family, *kind, *isa, *name;
-    } names[] = {
+        const char *family, *kind;
+        bool is_int8; /* the activations */
+        const char *names[4];
+    } table[] = {
         NAME_KINDS("linear"),
         NAME_KINDS("route"),
         NAME_KINDS("experts"),
         NAME_KINDS("embed"),
     };
     const char *kind = w ? weight_kind_name(w) : "mixed";
+    bool is_int8 = w && strcmp(family, "embed") != 0 && cpu_input_of(be, w).kind == INPUT_INT8;
 
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(names[i].family, family) == 0 && strcmp(names[i].kind, kind) == 0 &&
-            strcmp(names[i].isa, be->kernels->isa) == 0) {
-            return names[i].name;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        if (strcmp(table[i].family, family) == 0 && strcmp(table[i].kind, kind) == 0 &&
+            table[i].is_int8 == is_int8) {
+            return table[i].names[isa_index(be)];
         }
     }
     return family;

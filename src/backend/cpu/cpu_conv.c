@@ -30,7 +30,7 @@ static enum status conv_check(struct cpu_backend *be, struct op *op, struct erro
     if (rc == OK && !u->weight) {
         rc = cpu_refuse(err, op, "it has no weight");
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "conv scalar", "conv avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("conv")) : NULL;
     return rc;
 }
 

@@ -94,7 +94,7 @@ static enum status delta_check(struct cpu_backend *be, struct op *op, struct err
     if (rc == OK && (!u->neg_exp_a || !u->dt_bias || !u->norm)) {
         rc = cpu_refuse(err, op, "decay, dt_bias or norm is missing");
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "delta scalar", "delta avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("delta")) : NULL;
     return rc;
 }
 

@@ -155,7 +155,7 @@ enum { N_LENGTHS = sizeof LENGTHS / sizeof LENGTHS[0] };
 /* Recurrent and chunked form, from zero and from a given state. */
 static void both_forms_agree_with_the_definition(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 11;
 
@@ -208,7 +208,7 @@ static void both_forms_agree_with_the_definition(void **state)
 
 static void any_split_gives_the_whole(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas), T = 130;
     uint64_t seed = 12;
     struct sequence q;
@@ -251,7 +251,7 @@ static void any_split_gives_the_whole(void **state)
  * rows are left alone. */
 static void spans_do_not_meet(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas), T = 70 + 1 + 5;
     uint64_t seed = 13;
     struct sequence q;
@@ -315,7 +315,7 @@ static void spans_do_not_meet(void **state)
 /* A bfloat16 state: rounded once, at the end of the span. */
 static void a_bf16_state_is_rounded_at_the_end(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas), T = 9;
     uint64_t seed = 14;
     struct sequence q;
@@ -355,7 +355,7 @@ static void a_bf16_state_is_rounded_at_the_end(void **state)
 static void broken_inputs_do_not_crash(void **state)
 {
     static const float bad[] = {INFINITY, -INFINITY, NAN};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 15;
 

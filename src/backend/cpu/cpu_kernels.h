@@ -1,11 +1,12 @@
 /* cpu_kernels.h - the inner loops of the CPU backend, one table per instruction set.
  *
  * Place:  backend/cpu. cpu_*.c hold the operations (threads, scratch, rounding points) once; what they
- *         compute with is one of these tables: ref_*.c in plain C, *_avx2.c for AVX2 + FMA + F16C.
+ *         compute with is one of these tables: ref_*.c and linear_int8_ref.c in plain C, *_avx2.c for
+ *         AVX2 + FMA + F16C, *_avxvnni.c and *_avx512*.c for more. cpu_tables.c lists them.
  * Order:  every function computes an output element with one fixed order of operations, which depends
  *         on the vector lengths only, never on how the caller cut rows or columns. That is what makes
- *         results independent of batch and thread count. The two tables differ in that order, so
- *         they agree within rounding, not bit for bit.
+ *         results independent of batch and thread count. The tables differ in that order, so they
+ *         agree within rounding, not bit for bit; only the int8 kernels agree exactly (see there).
  * Memory: pointers to floats need the alignment of a float; weight data need none. Outputs do not
  *         overlap inputs unless a comment says so. Nothing allocates, nothing fails. */
 #ifndef BACKEND_CPU_CPU_KERNELS_H
@@ -20,8 +21,41 @@
 
 enum {
     LINEAR_TILE_ROWS = 4, /* weight rows that a kernel may keep decoded in linear_job.tile */
+    INT8_TILE_ROWS = 16,  /* the same for the int8 kernels, as bytes */
+    INT8_GROUP_MAX = 256, /* 8 products of 15 * 127 twice fit int16; 256 of 255 * 127 fit float32 */
     CONV_TAPS_MAX = 8,
 };
+
+/* Activations as int8, for quantised weights. A row is one record, written by quantise():
+ *
+ *     | q [n_in] | scale [n_groups] f32 | sum [n_groups] int32 |       parts begin at 64-byte borders
+ *
+ *     x[k] ~ scale[g] * q[k]     |q| <= 127     g = k / group     sum[g] = the group's q, added up
+ *
+ * A group with a value that is not finite gets the scale NaN, so that every output that reads it is
+ * NaN; one whose largest value is next to nothing gets scale 0.
+ *
+ * unit says in which order the q lie: a kernel that splits U / 2 bytes of int4 values in low and high
+ * nibbles gets the inputs in this order, and no shuffle is needed. 32 is the plain order.
+ *
+ *     unit 64:  0..15, 32..47, 16..31, 48..63        (low nibbles of 2 blocks, then high nibbles)
+ *
+ * value_bytes is 2 where the kernel multiplies int16. */
+struct act_form {
+    size_t n_in, group, n_groups;
+    size_t unit, value_bytes;
+    size_t scale_at, sum_at, row_bytes; /* offsets in the record, and its size */
+};
+
+static inline const float *act_scales(const struct act_form *f, const uint8_t *row)
+{
+    return (const float *)(const void *)(row + f->scale_at);
+}
+
+static inline const int32_t *act_sums(const struct act_form *f, const uint8_t *row)
+{
+    return (const int32_t *)(const void *)(row + f->sum_at);
+}
 
 /* Inputs x and outputs of a matrix product: out[i][n] (+)= sum_k W[n][k] * x[x_rows[i]][k]. */
 struct linear_job {
@@ -32,7 +66,10 @@ struct linear_job {
     const int32_t *x_rows; /* [n_x] row numbers within x, or NULL: 0, 1, 2, ... */
     size_t n_x;
     bool accumulates; /* add to out instead of writing it */
-    float *tile;      /* scratch: LINEAR_TILE_ROWS rows of linear_tile_stride() floats */
+    float *tile;      /* scratch: linear_tile_floats(), or int8_tile_floats() for linear_int8 */
+    /* linear_int8 reads these instead of x: records of `form`. */
+    const uint8_t *act;
+    const struct act_form *form;
 };
 
 /* Rows of the tile begin at whole cache lines. */
@@ -41,16 +78,45 @@ static inline size_t linear_tile_stride(size_t n_in)
     return (n_in + 15) / 16 * 16;
 }
 
+static inline size_t linear_tile_floats(size_t n_in)
+{
+    return LINEAR_TILE_ROWS * linear_tile_stride(n_in);
+}
+
+/* Values of the rows as bytes (or 4 rows as int16), and per group and row a scale and a zero. */
+static inline size_t int8_tile_floats(size_t n_in, size_t n_groups)
+{
+    return INT8_TILE_ROWS * ((n_in + 15) / 16 * 4 + 2 * n_groups);
+}
+
 static inline const float *linear_job_x(const struct linear_job *job, size_t i)
 {
     return job->x + (job->x_rows ? (size_t)job->x_rows[i] : i) * job->x_stride;
 }
 
+static inline const uint8_t *linear_job_act(const struct linear_job *job, size_t i)
+{
+    return job->act + (job->x_rows ? (size_t)job->x_rows[i] : i) * job->form->row_bytes;
+}
+
 struct cpu_kernels {
-    const char *isa; /* "scalar", "avx2" */
+    const char *isa; /* "scalar", "avx2", "avxvnni", "avx512" */
 
     /* Outputs [n0, n1) of w for all inputs of the job. */
     void (*linear)(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+
+    /* The same for int4 and int8 weights and activations of form `job->form`:
+     *
+     *     isum = sum_k (q_w - zero) * q_x within a group, in integers
+     *     out  = fma(isum, scale_w * scale_x, out)      groups ascending, from 0
+     *
+     * The sums are exact and the float operations are these and no others, so that every instruction
+     * set gives the same bits. */
+    void (*linear_int8)(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+    /* Fills unit and value_bytes; group and n_in are set. */
+    void (*act_order)(struct act_form *f, enum weight_kind kind);
+    /* q = x * (127 / max |x|) rounded to nearest even, scale = max |x| / 127. */
+    void (*quantise)(uint8_t *row, const struct act_form *f, const float *x);
 
     /* out = x * rsqrt(mean(x^2) + eps) * weight; out may be x. */
     void (*norm)(float *out, const float *x, const float *weight, size_t n, float eps);
@@ -98,9 +164,15 @@ struct cpu_kernels {
 };
 
 extern const struct cpu_kernels cpu_kernels_scalar;
+#if defined(__x86_64__)
+extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avxvnni, cpu_kernels_avx512;
+#endif
 
 /* The parts of the tables. */
 void linear_ref(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+void linear_int8_ref(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+void act_order_ref(struct act_form *f, enum weight_kind kind);
+void quantise_ref(uint8_t *row, const struct act_form *f, const float *x);
 void norm_ref(float *out, const float *x, const float *weight, size_t n, float eps);
 void gated_norm_ref(float *out, const float *x, const float *weight, const float *z, size_t n,
                     float eps);

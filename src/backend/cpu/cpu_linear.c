@@ -1,44 +1,58 @@
 /* cpu_linear.c - linear layers: W x for up to four matrices that share an input.
  *
  * Place: backend/cpu. The outputs of all parts form one index range, which the threads split: one
- *        region per op, whatever the shapes. With act-order the inputs are first gathered, once per
- *        distinct order.
+ *        region per op, whatever the shapes. Inputs that a weight wants in another form (act-order,
+ *        int8) are written first, once per distinct form.
  * Cache: many input rows are worked through in blocks, so that a block stays in the second level
  *        cache while the weight rows pass over it. */
 #include "backend/cpu/cpu_internal.h"
 #include "base/size.h"
 
 enum {
-    BLOCK_FLOATS = 64 * 1024, /* 256 KiB of inputs */
+    BLOCK_BYTES = 256 * 1024, /* of inputs */
     BLOCK_ROWS_MIN = 12,      /* a decoded weight row must serve some inputs */
 };
 
-static size_t block_rows(size_t n_in)
+static size_t block_rows(size_t row_bytes)
 {
-    size_t rows = size_max(BLOCK_FLOATS / n_in, BLOCK_ROWS_MIN);
+    size_t rows = size_max(BLOCK_BYTES / row_bytes, BLOCK_ROWS_MIN);
 
     return rows - rows % BLOCK_ROWS_MIN; /* whole register tiles */
 }
 
-size_t cpu_product_scratch(const struct weight *w, size_t rows)
+static size_t block_rows_of(const struct cpu_input *in, const struct weight *w)
 {
-    size_t tile = cpu_times(LINEAR_TILE_ROWS, linear_tile_stride(w->n_in));
-
-    return w->perm ? cpu_plus(tile, cpu_times(size_min(rows, block_rows(w->n_in)), w->n_in)) : tile;
+    return block_rows(in->kind == INPUT_INT8 ? in->form.row_bytes : w->n_in * sizeof(float));
 }
 
-static void gather(float *out, const float *x, const int32_t *perm, size_t n)
+static size_t tile_floats(const struct cpu_input *in, const struct weight *w)
 {
-    for (size_t k = 0; k < n; k++) {
-        out[k] = x[perm[k]];
+    size_t n = in->kind == INPUT_INT8 ? int8_tile_floats(w->n_in, in->form.n_groups)
+                                      : linear_tile_floats(w->n_in);
+
+    return (n + 15) / 16 * 16;
+}
+
+size_t cpu_product_scratch(const struct cpu_backend *be, const struct weight *w, size_t rows,
+                           bool is_ready)
+{
+    struct cpu_input in = cpu_input_of(be, w);
+    size_t tile = tile_floats(&in, w);
+
+    if (is_ready || in.kind == INPUT_AS_IS) {
+        return tile;
     }
+    rows = size_min(rows, block_rows_of(&in, w));
+    return cpu_plus(cpu_plus(tile, linear_tile_stride(w->n_in)), cpu_times(rows, in.row_floats));
 }
 
 void cpu_product(const struct cpu_backend *be, const struct linear_job *job, const struct weight *w,
-                 size_t n0, size_t n1, bool x_permuted, float *scratch)
+                 size_t n0, size_t n1, bool is_ready, float *scratch)
 {
-    size_t step = block_rows(w->n_in);
-    float *gathered = scratch + LINEAR_TILE_ROWS * linear_tile_stride(w->n_in);
+    struct cpu_input in = cpu_input_of(be, w);
+    size_t step = block_rows_of(&in, w);
+    float *gathered = scratch + tile_floats(&in, w);
+    float *copy = gathered + linear_tile_stride(w->n_in);
 
     for (size_t i = 0; i < job->n_x; i += step) {
         struct linear_job block = *job;
@@ -46,19 +60,25 @@ void cpu_product(const struct cpu_backend *be, const struct linear_job *job, con
         block.tile = scratch;
         block.out += i * job->out_stride;
         block.n_x = size_min(step, job->n_x - i);
-        if (w->perm && !x_permuted) {
+        if (!is_ready && in.kind != INPUT_AS_IS) {
             for (size_t r = 0; r < block.n_x; r++) {
-                gather(gathered + r * w->n_in, linear_job_x(job, i + r), w->perm, w->n_in);
+                cpu_input_write(be, &in, copy, r, linear_job_x(job, i + r), gathered);
             }
-            block.x = gathered;
-            block.x_stride = w->n_in;
             block.x_rows = NULL;
+            cpu_input_use(&block, &in, copy);
         } else if (job->x_rows) {
             block.x_rows += i;
+        } else if (in.kind == INPUT_INT8) {
+            block.act += i * in.form.row_bytes;
         } else {
             block.x += i * job->x_stride;
         }
-        be->kernels->linear(&block, w, n0, n1);
+        if (in.kind == INPUT_INT8) {
+            block.form = &in.form;
+            be->kernels->linear_int8(&block, w, n0, n1);
+        } else {
+            be->kernels->linear(&block, w, n0, n1);
+        }
     }
 }
 
@@ -93,12 +113,12 @@ static enum status linear_check(struct cpu_backend *be, struct op *op, struct er
     return rc;
 }
 
-/* Which part's gathered input serves part p: the first with the same order. */
-static size_t perm_owner(const struct op_linear *u, size_t p)
+/* Which part's copy of the input serves part p: the first of the same form. */
+static size_t input_owner(const struct cpu_input *in, size_t p)
 {
     size_t owner = 0;
 
-    while (u->part[owner].w.perm != u->part[p].w.perm) {
+    while (!cpu_input_equal(&in[owner], &in[p])) {
         owner++;
     }
     return owner;
@@ -108,24 +128,25 @@ static void linear_need(const struct cpu_backend *be, const struct op *op, size_
                         struct cpu_need *need)
 {
     const struct op_linear *u = &op->u.linear;
+    struct cpu_input in[LINEAR_PARTS_MAX];
 
-    (void)be;
     for (size_t p = 0; p < u->n_parts; p++) {
-        const struct weight *w = &u->part[p].w;
-
+        in[p] = cpu_input_of(be, &u->part[p].w);
         need->per_thread =
-            size_max(need->per_thread, LINEAR_TILE_ROWS * linear_tile_stride(w->n_in));
-        if (w->perm && perm_owner(u, p) == p) {
-            need->shared = cpu_plus(need->shared, cpu_times(rows_max, u->in.cols));
+            size_max(need->per_thread, cpu_product_scratch(be, &u->part[p].w, rows_max, true));
+        if (in[p].kind != INPUT_AS_IS && input_owner(in, p) == p) {
+            need->shared = cpu_plus(need->shared, cpu_times(rows_max, in[p].row_floats));
         }
     }
+    need->per_thread = size_max(need->per_thread, u->in.cols); /* to gather a row */
 }
 
 struct linear_run {
     const struct cpu_backend *be;
     const struct op_linear *u;
     size_t n_rows;
-    const float *x[LINEAR_PARTS_MAX]; /* per part, in its weight's order */
+    struct cpu_input in[LINEAR_PARTS_MAX];
+    const float *copy[LINEAR_PARTS_MAX]; /* of the input, in the part's form */
 };
 
 static void linear_part(const struct linear_run *r, size_t p, size_t n0, size_t n1, size_t thread)
@@ -135,12 +156,13 @@ static void linear_part(const struct linear_run *r, size_t p, size_t n0, size_t 
     struct linear_job job = {
         .out = out->data,
         .out_stride = out->cols,
-        .x = r->x[p],
+        .x = r->u->in.data,
         .x_stride = r->u->in.cols,
         .n_x = r->n_rows,
         .accumulates = r->u->part[p].accumulates,
     };
 
+    cpu_input_use(&job, &r->in[p], r->copy[p]);
     cpu_product(r->be, &job, w, n0, n1, true, cpu_scratch(r->be, thread));
     if (out->round != DTYPE_F32) {
         for (size_t i = 0; i < r->n_rows; i++) {
@@ -165,23 +187,6 @@ static void linear_range(void *ctx, size_t begin, size_t end, size_t thread)
     }
 }
 
-struct gather_run {
-    const float *x;
-    float *out;
-    const int32_t *perm;
-    size_t n;
-};
-
-static void gather_range(void *ctx, size_t begin, size_t end, size_t thread)
-{
-    const struct gather_run *g = ctx;
-
-    (void)thread;
-    for (size_t i = begin; i < end; i++) {
-        gather(g->out + i * g->n, g->x + i * g->n, g->perm, g->n);
-    }
-}
-
 static enum status linear_run(struct cpu_backend *be, const struct op *op, const struct step *step,
                               const struct state_pools *state, struct error *err)
 {
@@ -193,17 +198,20 @@ static enum status linear_run(struct cpu_backend *be, const struct op *op, const
     (void)state;
     (void)err;
     for (size_t p = 0; p < u->n_parts; p++) {
-        size_t owner = perm_owner(u, p);
+        size_t owner;
 
         n_out += u->part[p].w.n_out;
-        r.x[p] = owner == p ? u->in.data : r.x[owner];
-        if (u->part[p].w.perm && owner == p) {
-            struct gather_run g = {u->in.data, free_space, u->part[p].w.perm, u->in.cols};
-
-            cpu_parallel(be, r.n_rows, 1, r.n_rows * u->in.cols, gather_range, &g);
-            r.x[p] = free_space;
-            free_space += r.n_rows * u->in.cols;
+        r.in[p] = cpu_input_of(be, &u->part[p].w);
+        owner = input_owner(r.in, p);
+        if (r.in[p].kind == INPUT_AS_IS) {
+            continue;
         }
+        if (owner == p) {
+            cpu_input_write_all(be, &r.in[p], free_space, u->in.data, u->in.cols, r.n_rows);
+            r.copy[p] = free_space;
+            free_space += r.n_rows * r.in[p].row_floats;
+        }
+        r.copy[p] = r.copy[owner];
     }
     cpu_parallel(be, n_out, 2 * LINEAR_TILE_ROWS, n_out * u->in.cols * r.n_rows, linear_range, &r);
     return OK;

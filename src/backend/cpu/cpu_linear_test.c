@@ -56,7 +56,7 @@ static double error_of(const struct weight *w, const float *x, size_t n_rows, co
 
 static void every_kind_and_size_agrees_with_double(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 1;
 
@@ -108,7 +108,7 @@ static void every_kind_and_size_agrees_with_double(void **state)
 static void rows_do_not_depend_on_company(void **state)
 {
     static const size_t shapes[][2] = {{13, 200}, {70, 65}, {33, 128}, {129, 192}};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas), n_all = 65;
     uint64_t seed = 2;
 
@@ -156,7 +156,7 @@ static void parts_share_an_input(void **state)
     static const enum test_kind kinds[4] = {TEST_INT4_PERM, TEST_BF16, TEST_INT4_PERM,
                                             TEST_INT4_PERM};
     static const size_t n_out[4] = {33, 7, 16, 70};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 3;
 
@@ -197,7 +197,7 @@ static void parts_share_an_input(void **state)
 /* Outputs are rounded once to the operand's type; float16 overflows to infinity without a trap. */
 static void outputs_are_rounded(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 4;
 

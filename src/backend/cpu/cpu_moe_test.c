@@ -76,7 +76,7 @@ static void naive_route(const struct routing *r, size_t i, double *p)
 static void the_top_k_are_the_largest(void **state)
 {
     static const size_t cases[][3] = {{16, 4, 64}, {256, 8, 65}, {7, 7, 33}, {33, 1, 200}};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 41;
 
@@ -127,7 +127,7 @@ static void the_top_k_are_the_largest(void **state)
 
 static void ties_go_to_the_lower_id(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 42;
 
@@ -159,7 +159,7 @@ static void ties_go_to_the_lower_id(void **state)
 static void broken_logits_still_choose_distinct_experts(void **state)
 {
     static const float bad[] = {INFINITY, -INFINITY, NAN};
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 43;
 
@@ -291,7 +291,7 @@ static const size_t ROWS[] = {1, 2, 3, 5, 8, 17, 64, 65};
 
 static void experts_agree_with_the_definition(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 44;
 
@@ -341,7 +341,7 @@ static void experts_agree_with_the_definition(void **state)
 /* A row's sum is the same bits alone, grouped with others by expert, and on any number of threads. */
 static void rows_do_not_depend_on_company(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas), n = 65;
     uint64_t seed = 45;
 
@@ -386,7 +386,7 @@ static void rows_do_not_depend_on_company(void **state)
 /* With one choice of probability 1 the op is gate, up, swiglu and down, each rounded as there. */
 static void one_expert_is_an_mlp(void **state)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
     uint64_t seed = 46;
 

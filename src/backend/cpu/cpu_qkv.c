@@ -145,7 +145,7 @@ static enum status qkv_check(struct cpu_backend *be, struct op *op, struct error
     if (rc == OK && (!u->q_norm || !u->k_norm || (u->rope_dims && !u->inv_freq))) {
         rc = cpu_refuse(err, op, "a norm weight or the frequencies are missing");
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "qkv scalar", "qkv avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("qkv")) : NULL;
     return rc;
 }
 

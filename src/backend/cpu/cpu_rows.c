@@ -87,7 +87,7 @@ static enum status norm_check(struct cpu_backend *be, struct op *op, struct erro
     if (rc == OK && !u->weight) {
         rc = cpu_refuse(err, op, "it has no weight");
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "norm scalar", "norm avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("norm")) : NULL;
     return rc;
 }
 
@@ -128,7 +128,7 @@ static enum status swiglu_check(struct cpu_backend *be, struct op *op, struct er
     if (rc == OK) {
         rc = cpu_check_operand(op, "the output", &u->out, u->gate.cols, err);
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "swiglu scalar", "swiglu avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("swiglu")) : NULL;
     return rc;
 }
 
@@ -175,7 +175,7 @@ static enum status add_shared_check(struct cpu_backend *be, struct op *op, struc
     if (rc == OK && u->gate.cols && !u->shared.cols) {
         rc = cpu_refuse(err, op, "a gate without a shared expert");
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "add_shared scalar", "add_shared avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("add_shared")) : NULL;
     return rc;
 }
 
@@ -220,7 +220,7 @@ static enum status finite_check(struct cpu_backend *be, struct op *op, struct er
     if (rc == OK && op->layer < 0) {
         rc = cpu_refuse(err, op, "a layer is needed to report");
     }
-    op->kernel = rc == OK ? cpu_isa_name(be, "check scalar", "check avx2") : NULL;
+    op->kernel = rc == OK ? cpu_isa_name(be, CPU_NAMES("check")) : NULL;
     return rc;
 }
 

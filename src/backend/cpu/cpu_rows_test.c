@@ -1,6 +1,6 @@
 /* cpu_rows_test.c - embedding, norm, swiglu, residual sums, checks, gather, convolution. */
-#include "backend/cpu/cpu_avx2.h"
 #include "backend/cpu/cpu_test_util.h"
+#include "backend/cpu/cpu_x86.h"
 
 static const size_t SIZES[] = {1, 7, 31, 32, 33, 64, 65, 127, 128, 200};
 static const size_t ROWS[] = {1, 2, 3, 5, 8, 17, 64, 65};
@@ -16,7 +16,7 @@ typedef void backend_fn(struct backend *be);
 
 static void with_backends(backend_fn *fn)
 {
-    enum cpu_isa isas[2];
+    enum cpu_isa isas[TEST_ISAS];
     size_t n_isas = test_isas(isas);
 
     for (size_t c = 0; c < 2 * n_isas; c++) {

@@ -76,9 +76,10 @@ static inline double test_error(const float *a, const float *b, size_t n)
     return worst;
 }
 
-static inline struct backend *test_backend(enum cpu_isa isa, size_t n_threads)
+static inline struct backend *test_backend_with(enum cpu_isa isa, size_t n_threads,
+                                                enum cpu_activations activations)
 {
-    struct cpu_backend_options o = {.n_threads = n_threads, .isa = isa};
+    struct cpu_backend_options o = {.n_threads = n_threads, .isa = isa, .activations = activations};
     struct backend *be;
     struct error err = {0};
 
@@ -88,17 +89,37 @@ static inline struct backend *test_backend(enum cpu_isa isa, size_t n_threads)
     return be;
 }
 
-/* Instruction sets of this machine, scalar first. */
-static inline size_t test_isas(enum cpu_isa out[2])
+static inline struct backend *test_backend(enum cpu_isa isa, size_t n_threads)
 {
-    out[0] = CPU_ISA_SCALAR;
-    out[1] = CPU_ISA_AVX2;
-    return cpu_detect().avx2 ? 2 : 1;
+    return test_backend_with(isa, n_threads, CPU_ACTIVATIONS_F32);
+}
+
+/* Instruction sets of this machine, scalar first. */
+enum { TEST_ISAS = 4 };
+
+static inline size_t test_isas(enum cpu_isa out[TEST_ISAS])
+{
+    struct cpu_features has = cpu_detect();
+    size_t n = 0;
+
+    out[n++] = CPU_ISA_SCALAR;
+    if (has.avx2) {
+        out[n++] = CPU_ISA_AVX2;
+    }
+    if (has.avx_vnni) {
+        out[n++] = CPU_ISA_AVX_VNNI;
+    }
+    if (has.avx512_vnni) {
+        out[n++] = CPU_ISA_AVX512;
+    }
+    return n;
 }
 
 static inline const char *test_isa_name(enum cpu_isa isa)
 {
-    return isa == CPU_ISA_SCALAR ? "scalar" : "avx2";
+    static const char *const names[] = {"auto", "scalar", "avx2", "avxvnni", "avx512"};
+
+    return names[isa];
 }
 
 static inline void test_prepare(struct backend *be, struct op *op, size_t rows_max)

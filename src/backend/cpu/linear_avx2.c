@@ -10,7 +10,9 @@
  *         up to 2 inputs; for more, 4 rows are decoded to float32 once and serve all inputs.
  * Scale:  w = scale * (q - zero) is decoded as fma(q, scale, -zero * scale). For 16-bit scales that
  *         product is exact, so w is what the reference decodes. */
-#include "backend/cpu/cpu_avx2.h"
+#if defined(__x86_64__)
+
+#include "backend/cpu/cpu_x86.h"
 #include "backend/cpu/simd_avx2.h"
 #include "base/half.h"
 
@@ -337,3 +339,5 @@ void linear_avx2(const struct linear_job *job, const struct weight *w, size_t n0
                       : linear_quant(job, w, n0, n1, WEIGHT_INT8, 2);
     }
 }
+
+#endif

@@ -3,7 +3,9 @@
  * Place: backend/cpu; tested against ref_matrix.c.
  * Idea:  columns are taken in strips of some vectors whose accumulators stay in registers while the
  *        long index runs; a narrower strip computes the same per element. */
-#include "backend/cpu/cpu_avx2.h"
+#if defined(__x86_64__)
+
+#include "backend/cpu/cpu_x86.h"
 #include "backend/cpu/simd_avx2.h"
 
 enum { STRIP_MAX = 8 };
@@ -249,3 +251,5 @@ void weigh_avx2(float *acc, float keep, const float *p, const float *V, size_t n
         weigh_strip(acc + i, keep, p, V + i, n, hd, 1, hd - i);
     }
 }
+
+#endif

@@ -174,27 +174,3 @@ void conv_ref(float *out, const float *const *column, const float *weight, size_
         out[c] = sum * sigmoid(sum);
     }
 }
-
-const struct cpu_kernels cpu_kernels_scalar = {
-    .isa = "scalar",
-    .linear = linear_ref,
-    .norm = norm_ref,
-    .gated_norm = gated_norm_ref,
-    .swiglu = swiglu_ref,
-    .sigmoid_mul = sigmoid_mul_ref,
-    .dot = dot_ref,
-    .axpy = axpy_ref,
-    .scale = scale_ref,
-    .exp_sum = exp_sum_ref,
-    .max = max_ref,
-    .all_finite = all_finite_ref,
-    .round = round_ref,
-    .load = load_ref,
-    .store = store_ref,
-    .load_fp8 = load_fp8_ref,
-    .conv = conv_ref,
-    .delta_step = delta_step_ref,
-    .matmul = matmul_ref,
-    .scores = scores_ref,
-    .weigh = weigh_ref,
-};

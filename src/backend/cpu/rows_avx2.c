@@ -1,9 +1,11 @@
-/* rows_avx2.c - the row kernels for AVX2, and the table of this instruction set.
+/* rows_avx2.c - the row kernels for AVX2.
  *
  * Place: backend/cpu; tested against ref_rows.c. */
+#if defined(__x86_64__)
+
 #include <math.h>
 
-#include "backend/cpu/cpu_avx2.h"
+#include "backend/cpu/cpu_x86.h"
 #include "backend/cpu/simd_avx2.h"
 
 /* Whole vectors and the tail go through the same code: `lanes` is 8 or the length of the tail. */
@@ -301,26 +303,4 @@ void conv_avx2(float *out, const float *const *column, const float *weight, size
     }
 }
 
-const struct cpu_kernels cpu_kernels_avx2 = {
-    .isa = "avx2",
-    .linear = linear_avx2,
-    .norm = norm_avx2,
-    .gated_norm = gated_norm_avx2,
-    .swiglu = swiglu_avx2,
-    .sigmoid_mul = sigmoid_mul_avx2,
-    .dot = dot_avx2,
-    .axpy = axpy_avx2,
-    .scale = scale_avx2,
-    .exp_sum = exp_sum_avx2,
-    .max = max_avx2,
-    .all_finite = all_finite_avx2,
-    .round = round_avx2,
-    .load = load_avx2,
-    .store = store_avx2,
-    .load_fp8 = load_fp8_avx2,
-    .conv = conv_avx2,
-    .delta_step = delta_step_avx2,
-    .matmul = matmul_avx2,
-    .scores = scores_avx2,
-    .weigh = weigh_avx2,
-};
+#endif

@@ -1,10 +1,19 @@
-/* cpu_avx2.h - the AVX2 kernels that the table in rows_avx2.c names. Contracts: cpu_kernels.h. */
-#ifndef BACKEND_CPU_CPU_AVX2_H
-#define BACKEND_CPU_CPU_AVX2_H
+/* cpu_x86.h - the kernels for x86 that cpu_tables.c names. Contracts: cpu_kernels.h. */
+#ifndef BACKEND_CPU_CPU_X86_H
+#define BACKEND_CPU_CPU_X86_H
 
 #include "backend/cpu/cpu_kernels.h"
 
-extern const struct cpu_kernels cpu_kernels_avx2;
+/* linear_int8_avx2.c, linear_int8_avxvnni.c, linear_int8_avx512vnni.c */
+void linear_int8_avx2(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+void linear_int8_avxvnni(const struct linear_job *job, const struct weight *w, size_t n0,
+                         size_t n1);
+void linear_int8_avx512vnni(const struct linear_job *job, const struct weight *w, size_t n0,
+                            size_t n1);
+void act_order_avx2(struct act_form *f, enum weight_kind kind);
+void act_order_avxvnni(struct act_form *f, enum weight_kind kind);
+void act_order_avx512vnni(struct act_form *f, enum weight_kind kind);
+void quantise_avx2(uint8_t *row, const struct act_form *f, const float *x);
 
 /* linear_avx2.c */
 void linear_avx2(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);

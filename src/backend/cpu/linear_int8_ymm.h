@@ -1,0 +1,479 @@
+/* linear_int8_ymm.h - products with int8 activations in 256-bit registers, over one dot product.
+ *
+ * Place:  backend/cpu; included by linear_int8_{avx2,avxvnni,avx512vnni}.c, which define before it
+ *
+ *             VALUE_BYTES_INT8                  bytes per activation against int8 weights, 1 or 2
+ *             dot_first(kind, w, x)             products of one vector of weights and activations
+ *             dot_next(kind, sum, w, x)         the same, added to sum
+ *             dot_fold(kind, sum)               as eight int32
+ *             load_int8(p)                      one vector of int8 weights, widened to VALUE_BYTES_INT8
+ *
+ * One row: weights are unpacked in registers and stream past once, row after row. Four groups are
+ *         summed side by side; their floats are then added one after the other, as the definition
+ *         in cpu_kernels.h wants it.
+ * Rows:   4 weight rows by 2 inputs, eight integer sums, reduced to one vector [4 rows of x0 | 4 rows of
+ *         x1] per group. The rows are unpacked once for all inputs. A missing row or input is
+ *         replaced by its neighbour and its result dropped, so there is one shape only. */
+#ifndef BACKEND_CPU_LINEAR_INT8_YMM_H
+#define BACKEND_CPU_LINEAR_INT8_YMM_H
+
+#include "backend/cpu/cpu_x86.h"
+#include "backend/cpu/simd_avx2.h"
+#include "base/half.h"
+
+enum {
+    TILE_ROWS = 4,
+    VECTOR_BYTES = 32,
+    LINE_BYTES = 64,
+    /* The hardware follows a stream within a 4 KiB page only; this far ahead it is told to go on. */
+    PREFETCH_BYTES = 2048,
+};
+
+SIMD_INLINE __m256i load_bytes(const uint8_t *p)
+{
+    return _mm256_loadu_si256((const __m256i *)(const void *)p);
+}
+
+SIMD_INLINE void prefetch(const uint8_t *p)
+{
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+/* Sums of a, b, c and d. */
+SIMD_INLINE __m128i sum4_int32(__m256i a, __m256i b, __m256i c, __m256i d)
+{
+    __m256i t = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+
+    return _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+}
+
+/* --- scales and zeros --- */
+
+static inline float scale_one(const struct weight *w, size_t at)
+{
+    float scale;
+    uint16_t half;
+
+    if (w->dtype == DTYPE_F32) {
+        memcpy(&scale, (const uint8_t *)w->scales + 4 * at, sizeof scale);
+        return scale;
+    }
+    memcpy(&half, (const uint8_t *)w->scales + 2 * at, sizeof half);
+    return w->dtype == DTYPE_F16 ? _cvtsh_ss(half) : bf16_to_f32(half);
+}
+
+/* Four neighbours. */
+SIMD_INLINE __m128 scale_four(const struct weight *w, size_t at)
+{
+    const uint8_t *p = (const uint8_t *)w->scales;
+    __m128i half;
+
+    if (w->dtype == DTYPE_F32) {
+        return _mm_loadu_ps((const float *)(const void *)(p + 4 * at));
+    }
+    half = _mm_loadl_epi64((const __m128i *)(const void *)(p + 2 * at));
+    return w->dtype == DTYPE_F16 ? _mm_cvtph_ps(half)
+                                 : _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(half), 16));
+}
+
+static inline int32_t zero_one(const struct weight *w, size_t at)
+{
+    return w->zeros ? w->zeros[at] : w->kind == WEIGHT_INT4 ? 8 : 128;
+}
+
+/* --- one input --- */
+
+struct row_view { /* of the weight row at hand */
+    const uint8_t *data;
+    size_t first_scale; /* of the row */
+    size_t per_scale;   /* groups of activations for one of the weight */
+};
+
+/* Integer sum of one group; `group` is a constant where it matters. */
+SIMD_INLINE __m256i group_sum(enum weight_kind kind, const uint8_t *w, const uint8_t *x,
+                              size_t group, size_t unit)
+{
+    __m256i nibble = _mm256_set1_epi8(15), sum = _mm256_setzero_si256();
+
+    if (kind == WEIGHT_INT8) {
+        enum { STEP = VECTOR_BYTES / VALUE_BYTES_INT8 };
+
+#pragma GCC unroll 8
+        for (size_t k = 0; k < group; k += STEP) {
+            __m256i values = load_int8(w + k), in = load_bytes(x + k * VALUE_BYTES_INT8);
+
+            if (k % LINE_BYTES == 0) {
+                prefetch(w + k + PREFETCH_BYTES);
+            }
+            sum = k == 0 ? dot_first(kind, values, in) : dot_next(kind, sum, values, in);
+        }
+    } else if (unit == 2 * WEIGHT_BLOCK) {
+#pragma GCC unroll 4
+        for (size_t k = 0; k < group; k += 2 * WEIGHT_BLOCK) {
+            __m256i packed = load_bytes(w + k / 2);
+            __m256i low = _mm256_and_si256(packed, nibble);
+            __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
+
+            if (k % (2 * LINE_BYTES) == 0) {
+                prefetch(w + k / 2 + PREFETCH_BYTES);
+            }
+            sum = k == 0 ? dot_first(kind, low, load_bytes(x))
+                         : dot_next(kind, sum, low, load_bytes(x + k));
+            sum = dot_next(kind, sum, high, load_bytes(x + k + WEIGHT_BLOCK));
+        }
+    } else {
+        for (size_t k = 0; k < group; k += WEIGHT_BLOCK) {
+            __m128i packed = _mm_loadu_si128((const __m128i *)(const void *)(w + k / 2));
+            __m256i both = _mm256_set_m128i(_mm_srli_epi16(packed, 4), packed);
+            __m256i values = _mm256_and_si256(both, nibble);
+
+            sum = k == 0 ? dot_first(kind, values, load_bytes(x))
+                         : dot_next(kind, sum, values, load_bytes(x + k));
+        }
+    }
+    return dot_fold(kind, sum);
+}
+
+/* n <= 4 groups from g on: adds them to `sum` one after the other. */
+SIMD_INLINE __m128 add_groups(__m128 sum, __m128i isum, const struct weight *w,
+                              const struct row_view *row, const float *x_scales,
+                              const int32_t *x_sums, size_t g, size_t n)
+{
+    float value[4], scale[4];
+    __m128 scales;
+    __m128i zeros, sums;
+
+    if (n == 4 && row->per_scale == 1) {
+        scales = _mm_mul_ps(scale_four(w, row->first_scale + g), _mm_loadu_ps(x_scales + g));
+        sums = _mm_loadu_si128((const __m128i *)(const void *)(x_sums + g));
+        if (w->zeros) {
+            int32_t four;
+
+            memcpy(&four, w->zeros + row->first_scale + g, sizeof four);
+            zeros = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(four));
+        } else {
+            zeros = _mm_set1_epi32(zero_one(w, 0));
+        }
+    } else {
+        int32_t zero[4] = {0}, x_sum[4] = {0};
+
+        for (size_t j = 0; j < 4; j++) {
+            size_t at = row->first_scale + (g + j) / row->per_scale;
+
+            scale[j] = j < n ? scale_one(w, at) * x_scales[g + j] : 0;
+            zero[j] = j < n ? zero_one(w, at) : 0;
+            x_sum[j] = j < n ? x_sums[g + j] : 0;
+        }
+        scales = _mm_loadu_ps(scale);
+        zeros = _mm_loadu_si128((const __m128i *)(const void *)zero);
+        sums = _mm_loadu_si128((const __m128i *)(const void *)x_sum);
+    }
+    isum = _mm_sub_epi32(isum, _mm_mullo_epi32(zeros, sums));
+    _mm_storeu_ps(value, _mm_cvtepi32_ps(isum));
+    _mm_storeu_ps(scale, scales);
+    for (size_t j = 0; j < n; j++) {
+        sum = _mm_fmadd_ss(_mm_load_ss(value + j), _mm_load_ss(scale + j), sum);
+    }
+    return sum;
+}
+
+SIMD_INLINE float row_product(const struct weight *w, const struct row_view *row,
+                              const struct act_form *f, const uint8_t *act, enum weight_kind kind,
+                              size_t group, size_t unit)
+{
+    const float *x_scales = act_scales(f, act);
+    const int32_t *x_sums = act_sums(f, act);
+    size_t w_bytes = kind == WEIGHT_INT4 ? group / 2 : group;
+    size_t x_bytes = kind == WEIGHT_INT4 ? group : group * VALUE_BYTES_INT8, g = 0;
+    __m128 sum = _mm_setzero_ps();
+    __m256i part[4];
+
+    for (; g + 4 <= f->n_groups; g += 4) {
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; j++) {
+            part[j] = group_sum(kind, row->data + (g + j) * w_bytes, act + (g + j) * x_bytes, group,
+                                unit);
+        }
+        sum = add_groups(sum, sum4_int32(part[0], part[1], part[2], part[3]), w, row, x_scales,
+                         x_sums, g, 4);
+    }
+    if (g < f->n_groups) {
+        size_t n = f->n_groups - g;
+
+        for (size_t j = 0; j < 4; j++) {
+            part[j] = j < n ? group_sum(kind, row->data + (g + j) * w_bytes,
+                                        act + (g + j) * x_bytes, group, unit)
+                            : _mm256_setzero_si256();
+        }
+        sum = add_groups(sum, sum4_int32(part[0], part[1], part[2], part[3]), w, row, x_scales,
+                         x_sums, g, n);
+    }
+    return _mm_cvtss_f32(sum);
+}
+
+SIMD_INLINE void one_input(const struct linear_job *job, const struct weight *w, size_t n0,
+                           size_t n1, enum weight_kind kind, size_t group, size_t unit)
+{
+    const uint8_t *act = linear_job_act(job, 0);
+    size_t row_bytes = weight_row_bytes(w), n_scales = weight_n_groups(w);
+    struct row_view row = {.per_scale = w->group / group};
+
+    for (size_t n = n0; n < n1; n++) {
+        float sum;
+
+        row.data = (const uint8_t *)w->data + n * row_bytes;
+        row.first_scale = n * n_scales;
+        sum = row_product(w, &row, job->form, act, kind, group, unit);
+        job->out[n] = job->accumulates ? job->out[n] + sum : sum;
+    }
+}
+
+/* --- several inputs --- */
+
+struct int8_tile {
+    const uint8_t *w[TILE_ROWS]; /* unpacked, in the order of the activations */
+    float *scales;               /* [n_groups][4] */
+    int32_t *zeros;              /* [n_groups][4] */
+    uint8_t *values; /* [4][row bytes], where w points unless the rows need no unpacking */
+};
+
+static void unpack_int4(uint8_t *dst, const uint8_t *src, size_t n_in, size_t unit)
+{
+    __m256i nibble = _mm256_set1_epi8(15);
+
+    if (unit == 2 * WEIGHT_BLOCK) {
+        for (size_t k = 0; k < n_in; k += 2 * WEIGHT_BLOCK) {
+            __m256i packed = load_bytes(src + k / 2);
+
+            _mm256_storeu_si256((__m256i *)(void *)(dst + k), _mm256_and_si256(packed, nibble));
+            _mm256_storeu_si256((__m256i *)(void *)(dst + k + VECTOR_BYTES),
+                                _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble));
+        }
+        return;
+    }
+    for (size_t k = 0; k < n_in; k += WEIGHT_BLOCK) {
+        __m128i packed = _mm_loadu_si128((const __m128i *)(const void *)(src + k / 2));
+        __m256i both = _mm256_set_m128i(_mm_srli_epi16(packed, 4), packed);
+
+        _mm256_storeu_si256((__m256i *)(void *)(dst + k), _mm256_and_si256(both, nibble));
+    }
+}
+
+/* Scales and zeros of the four rows, by group. */
+static void tile_scales(struct int8_tile *t, const struct weight *w, const size_t rows[TILE_ROWS],
+                        const struct act_form *f)
+{
+    size_t n_scales = weight_n_groups(w), per_scale = w->group / f->group, g = 0;
+
+    for (; per_scale == 1 && g + 4 <= f->n_groups; g += 4) {
+        __m128 s[TILE_ROWS];
+
+#pragma GCC unroll 4
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            s[r] = scale_four(w, rows[r] * n_scales + g);
+        }
+        _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; j++) {
+            _mm_storeu_ps(t->scales + (g + j) * TILE_ROWS, s[j]);
+        }
+    }
+    for (; g < f->n_groups; g++) {
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            t->scales[g * TILE_ROWS + r] = scale_one(w, rows[r] * n_scales + g / per_scale);
+        }
+    }
+    for (g = 0; w->zeros && g < f->n_groups; g++) {
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            t->zeros[g * TILE_ROWS + r] = zero_one(w, rows[r] * n_scales + g / per_scale);
+        }
+    }
+}
+
+static void tile_fill(struct int8_tile *t, const struct weight *w, size_t n, size_t n_end,
+                      const struct act_form *f, enum weight_kind kind)
+{
+    size_t row_bytes = weight_row_bytes(w), rows[TILE_ROWS];
+
+    for (size_t r = 0; r < TILE_ROWS; r++) {
+        uint8_t *dst = t->values + r * f->n_in * f->value_bytes;
+        const uint8_t *src;
+
+        rows[r] = n + r < n_end ? n + r : n_end - 1;
+        src = (const uint8_t *)w->data + rows[r] * row_bytes;
+        t->w[r] = dst;
+        if (kind == WEIGHT_INT4) {
+            unpack_int4(dst, src, f->n_in, f->unit);
+        } else if (VALUE_BYTES_INT8 == 1) {
+            t->w[r] = src;
+        } else {
+            for (size_t k = 0; k < f->n_in; k += VECTOR_BYTES / 2) {
+                _mm256_storeu_si256((__m256i *)(void *)(dst + 2 * k), load_int8(src + k));
+            }
+        }
+    }
+    tile_scales(t, w, rows, f);
+}
+
+/* One number per input: low half a, high half b. */
+SIMD_INLINE __m256 two_floats(const float *a, const float *b)
+{
+    return _mm256_blend_ps(_mm256_broadcast_ss(a), _mm256_broadcast_ss(b), 0xf0);
+}
+
+SIMD_INLINE __m256i two_ints(const int32_t *a, const int32_t *b)
+{
+    return _mm256_blend_epi32(_mm256_set1_epi32(*a), _mm256_set1_epi32(*b), 0xf0);
+}
+
+/* The four rows against inputs a and b. `group_bytes`: of the activations. */
+SIMD_INLINE __m256 tile_product(const struct int8_tile *t, const struct act_form *f,
+                                const uint8_t *a, const uint8_t *b, enum weight_kind kind,
+                                size_t group_bytes)
+{
+    const float *a_scales = act_scales(f, a), *b_scales = act_scales(f, b);
+    const int32_t *a_sums = act_sums(f, a), *b_sums = act_sums(f, b);
+    __m256 sum = _mm256_setzero_ps();
+
+    for (size_t g = 0; g < f->n_groups; g++) {
+        size_t begin = g * group_bytes;
+        __m256i part[2 * TILE_ROWS], u, v, isum, zeros;
+        __m256 scales;
+
+        u = load_bytes(a + begin);
+        v = load_bytes(b + begin);
+#pragma GCC unroll 4
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            __m256i w = load_bytes(t->w[r] + begin);
+
+            part[r] = dot_first(kind, w, u);
+            part[TILE_ROWS + r] = dot_first(kind, w, v);
+        }
+#pragma GCC unroll 8
+        for (size_t k = begin + VECTOR_BYTES; k < begin + group_bytes; k += VECTOR_BYTES) {
+            u = load_bytes(a + k);
+            v = load_bytes(b + k);
+#pragma GCC unroll 4
+            for (size_t r = 0; r < TILE_ROWS; r++) {
+                __m256i w = load_bytes(t->w[r] + k);
+
+                part[r] = dot_next(kind, part[r], w, u);
+                part[TILE_ROWS + r] = dot_next(kind, part[TILE_ROWS + r], w, v);
+            }
+        }
+#pragma GCC unroll 8
+        for (size_t j = 0; j < 2 * TILE_ROWS; j++) {
+            part[j] = dot_fold(kind, part[j]);
+        }
+        u = _mm256_hadd_epi32(_mm256_hadd_epi32(part[0], part[1]),
+                              _mm256_hadd_epi32(part[2], part[3]));
+        v = _mm256_hadd_epi32(_mm256_hadd_epi32(part[4], part[5]),
+                              _mm256_hadd_epi32(part[6], part[7]));
+        isum = _mm256_add_epi32(_mm256_permute2x128_si256(u, v, 0x20),
+                                _mm256_permute2x128_si256(u, v, 0x31));
+        zeros = _mm256_broadcastsi128_si256(
+            _mm_loadu_si128((const __m128i *)(const void *)(t->zeros + g * TILE_ROWS)));
+        scales = _mm256_broadcast_ps((const __m128 *)(const void *)(t->scales + g * TILE_ROWS));
+        isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(zeros, two_ints(a_sums + g, b_sums + g)));
+        sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum),
+                              _mm256_mul_ps(scales, two_floats(a_scales + g, b_scales + g)), sum);
+    }
+    return sum;
+}
+
+SIMD_INLINE void put_rows(float *out, __m128 sum, size_t n, bool accumulates)
+{
+    float value[TILE_ROWS];
+
+    if (n == TILE_ROWS) {
+        _mm_storeu_ps(out, accumulates ? _mm_add_ps(_mm_loadu_ps(out), sum) : sum);
+        return;
+    }
+    _mm_storeu_ps(value, sum);
+    for (size_t r = 0; r < n; r++) {
+        out[r] = accumulates ? out[r] + value[r] : value[r];
+    }
+}
+
+/* While a tile is multiplied its successor is fetched, a share per pair of inputs. */
+SIMD_INLINE void prefetch_share(const uint8_t *next, size_t n_bytes, size_t part, size_t n_parts)
+{
+    size_t n_lines = n_bytes / LINE_BYTES;
+
+    for (size_t i = n_lines * part / n_parts; i < n_lines * (part + 1) / n_parts; i++) {
+        prefetch(next + i * LINE_BYTES);
+    }
+}
+
+SIMD_INLINE void many_inputs(const struct linear_job *job, const struct weight *w, size_t n0,
+                             size_t n1, enum weight_kind kind, size_t group)
+{
+    const struct act_form *f = job->form;
+    size_t tile_bytes = TILE_ROWS * weight_row_bytes(w), n_pairs = (job->n_x + 1) / 2;
+    size_t group_bytes = kind == WEIGHT_INT4 ? group : group * VALUE_BYTES_INT8;
+    struct int8_tile t = {.scales = job->tile};
+
+    t.zeros = (int32_t *)(void *)(t.scales + TILE_ROWS * f->n_groups);
+    t.values = (uint8_t *)(t.zeros + TILE_ROWS * f->n_groups);
+    for (size_t i = 0; i < TILE_ROWS * f->n_groups; i++) {
+        t.zeros[i] = kind == WEIGHT_INT4 ? 8 : 128;
+    }
+    for (size_t n = n0; n < n1; n += TILE_ROWS) {
+        size_t n_rows = n1 - n < TILE_ROWS ? n1 - n : TILE_ROWS;
+        const uint8_t *next = (const uint8_t *)w->data + n / TILE_ROWS * tile_bytes + tile_bytes;
+
+        tile_fill(&t, w, n, n1, f, kind);
+        for (size_t i = 0; i < job->n_x; i += 2) {
+            size_t j = i + 1 < job->n_x ? i + 1 : i;
+            __m256 sum;
+
+            prefetch_share(next, tile_bytes, i / 2, n_pairs);
+            sum = tile_product(&t, f, linear_job_act(job, i), linear_job_act(job, j), kind,
+                               group_bytes);
+            put_rows(job->out + i * job->out_stride + n, _mm256_castps256_ps128(sum), n_rows,
+                     job->accumulates);
+            if (j != i) {
+                put_rows(job->out + j * job->out_stride + n, _mm256_extractf128_ps(sum, 1), n_rows,
+                         job->accumulates);
+            }
+        }
+    }
+}
+
+/* --- all shapes --- */
+
+SIMD_INLINE void linear_int8_kind(const struct linear_job *job, const struct weight *w, size_t n0,
+                                  size_t n1, enum weight_kind kind)
+{
+    size_t group = job->form->group, unit = job->form->unit;
+
+    if (job->n_x > 1) {
+        group == 128 ? many_inputs(job, w, n0, n1, kind, 128)
+                     : many_inputs(job, w, n0, n1, kind, group);
+    } else if (group == 128) {
+        one_input(job, w, n0, n1, kind, 128, kind == WEIGHT_INT4 ? 64 : 32);
+    } else if (unit == 2 * WEIGHT_BLOCK) {
+        one_input(job, w, n0, n1, kind, group, 64);
+    } else {
+        one_input(job, w, n0, n1, kind, group, 32);
+    }
+}
+
+static void linear_int8_ymm(const struct linear_job *job, const struct weight *w, size_t n0,
+                            size_t n1)
+{
+    if (w->kind == WEIGHT_INT4) {
+        linear_int8_kind(job, w, n0, n1, WEIGHT_INT4);
+    } else {
+        linear_int8_kind(job, w, n0, n1, WEIGHT_INT8);
+    }
+}
+
+static void act_order_ymm(struct act_form *f, enum weight_kind kind)
+{
+    f->unit =
+        kind == WEIGHT_INT4 && f->group % (2 * WEIGHT_BLOCK) == 0 ? 2 * WEIGHT_BLOCK : WEIGHT_BLOCK;
+    f->value_bytes = kind == WEIGHT_INT4 ? 1 : VALUE_BYTES_INT8;
+}
+
+#endif
