@@ -27,7 +27,7 @@ static enum status refuse(const struct place *at, const char *suffix, const char
     va_start(args, fmt);
     (void)vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    (void)snprintf(param, sizeof param, "%.90s%.30s", at->path, suffix);
+    (void)snprintf(param, sizeof param, "%.60s%.60s", at->path, suffix);
     return error_set_param(at->err, ERR_BAD_REQUEST, param, "%s %s", param, text);
 }
 

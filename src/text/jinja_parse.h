@@ -18,6 +18,7 @@ struct jinja_parser {
     unsigned n_loops; /* around the current place, up to the macro's border */
     uint8_t uses;     /* USES_* since the innermost macro began */
     bool is_soft;     /* inside if: an unknown filter or test is an error only when it runs */
+    bool is_target;   /* names are being assigned to, not read */
     const struct jinja_node *unknown; /* such a one outside, unless an inline if still follows */
 };
 

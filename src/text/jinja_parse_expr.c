@@ -62,7 +62,7 @@ static struct jinja_node *parse_name(struct jinja_parser *p)
     if (!n || (n->name = jinja_name_intern(p, name)) == UINT32_MAX) {
         return NULL;
     }
-    p->t->is_read[n->name] = true;
+    p->t->is_read[n->name] |= !p->is_target;
     p->uses |= (uint8_t)((n->name == p->t->name_varargs ? USES_VARARGS : 0) |
                          (n->name == p->t->name_kwargs ? USES_KWARGS : 0) |
                          (n->name == p->t->name_caller ? USES_CALLER : 0));
@@ -267,7 +267,9 @@ struct jinja_node *jinja_parse_target(struct jinja_parser *p, const char *end, b
                    ? n
                    : jinja_parse_fail(p, n->line, "the template needs too much memory");
     }
+    p->is_target = true;
     n = parse_tuple_by(p, (struct tuple_rules){.only_primary = true, .end = end});
+    p->is_target = false;
     return n && can_assign(p, n) ? n : NULL;
 }
 
