@@ -96,6 +96,41 @@ static size_t waiting_bytes(const struct conn *c)
     return c->out.len - c->out_sent;
 }
 
+/* Send what the socket takes. A queue that lost bytes stays failed. */
+static void flush(struct conn *c)
+{
+    while (buf_ok(&c->out) && waiting_bytes(c) > 0) {
+        ssize_t n = send(c->fd, c->out.data + c->out_sent, waiting_bytes(c), MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            break;
+        }
+        if (n < 0) {
+            c->out.failed = true; /* dropped when it settles: its job may be at work now */
+            break;
+        }
+        c->out_sent += (size_t)n;
+        c->progress_ms = c->server->now_ms;
+    }
+    if (!buf_ok(&c->out)) {
+        return;
+    }
+    if (waiting_bytes(c) == 0) {
+        c->out_sent = 0;
+        if (c->out.cap > OUT_KEPT_BYTES) {
+            buf_release(&c->out);
+            buf_init(&c->out);
+        } else {
+            buf_clear(&c->out);
+        }
+    } else if (c->out_sent > READ_BYTES) {
+        buf_consume(&c->out, c->out_sent);
+        c->out_sent = 0;
+    }
+}
+
 /* --- answering -------------------------------------------------------------------------------- */
 
 /* The answer is in the queue: get ready for the next request, or to close. */
@@ -206,6 +241,9 @@ void conn_stream_write(struct conn *c, const char *data, size_t n)
     buf_append(&c->out, data, n);
     if (c->is_chunked) {
         buf_append_str(&c->out, "\r\n");
+    }
+    if (waiting_bytes(c) > CONN_OUT_BYTES_MAX && c->fd >= 0) {
+        flush(c); /* a burst is no fault of the reader: what counts is what the socket refuses */
     }
     c->is_overrun = c->is_overrun || waiting_bytes(c) > CONN_OUT_BYTES_MAX;
     conn_touch(c);
@@ -346,37 +384,6 @@ static void parse_waiting(struct conn *c)
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-static void flush(struct conn *c)
-{
-    while (waiting_bytes(c) > 0) {
-        ssize_t n = send(c->fd, c->out.data + c->out_sent, waiting_bytes(c), MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-            break;
-        }
-        if (n < 0) {
-            conn_drop(c);
-            return;
-        }
-        c->out_sent += (size_t)n;
-        c->progress_ms = c->server->now_ms;
-    }
-    if (waiting_bytes(c) == 0) {
-        c->out_sent = 0;
-        if (c->out.cap > OUT_KEPT_BYTES) {
-            buf_release(&c->out);
-            buf_init(&c->out);
-        } else {
-            buf_clear(&c->out);
-        }
-    } else if (c->out_sent > READ_BYTES) {
-        buf_consume(&c->out, c->out_sent);
-        c->out_sent = 0;
-    }
-}
-
 static void watch(struct conn *c)
 {
     struct epoll_event event = {.events = EPOLLRDHUP, .data.ptr = c};
@@ -402,33 +409,38 @@ static void watch(struct conn *c)
     }
 }
 
+static bool has_failed(const struct conn *c)
+{
+    return !buf_ok(&c->out) || c->is_overrun;
+}
+
 void conn_settle(struct conn *c)
 {
-    if (c->state == CONN_DEAD) {
+    if (c->fd < 0) { /* dead, or a test without a socket */
         return;
     }
-    if (!buf_ok(&c->out) || c->is_overrun) {
-        conn_drop(c);
-        return;
+    if (!has_failed(c)) {
+        flush(c);
     }
-    if (c->fd < 0) {
-        return;
-    }
-    flush(c);
-    while (has_next_request(c)) {
+    while (!has_failed(c) && has_next_request(c)) {
         parse_waiting(c);
         if (c->state != CONN_DEAD) {
             flush(c);
         }
+    }
+    if (c->state == CONN_DEAD) {
+        return;
+    }
+    if (has_failed(c)) {
+        conn_drop(c);
+        return;
     }
     if (c->state == CONN_CLOSING && waiting_bytes(c) == 0) {
         shutdown(c->fd, SHUT_WR);
         c->state = CONN_LINGERING;
         c->deadline_ms = c->server->now_ms + LINGER_MS;
     }
-    if (c->state != CONN_DEAD) {
-        watch(c);
-    }
+    watch(c);
 }
 
 /* --- time ------------------------------------------------------------------------------------- */

@@ -27,10 +27,10 @@
 enum {
     EVENTS_PER_ROUND = 256,
     ACCEPTS_PER_ROUND = 64,
-    ENGINE_EVENTS_PER_ROUND = 4096, /* then connections get their turn */
-    USER_TIMEOUT_MS = 30000,        /* a vanished peer: no acknowledgement for so long */
-    NOTSENT_BYTES = 128 << 10,      /* the kernel queues no more than this ahead of the network */
-    FLUSH_MS = 500,                 /* after the drain time: for the last bytes */
+    ENGINE_EVENTS_PER_ROUND = 256, /* then what they wrote is sent, and others get their turn */
+    USER_TIMEOUT_MS = 30000,       /* a vanished peer: no acknowledgement for so long */
+    NOTSENT_BYTES = 128 << 10,     /* the kernel queues no more than this ahead of the network */
+    FLUSH_MS = 500,                /* after the drain time: for the last bytes */
     KEEPALIVE_IDLE_S = 15,
     KEEPALIVE_STEP_S = 5,
     KEEPALIVE_PROBES = 3

@@ -499,6 +499,38 @@ static void all_choices_are_cancelled(void **state)
     rig_stop(&r);
 }
 
+static void a_peer_may_leave_at_any_byte(void **state)
+{
+    static const char request[] = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                                  "Content-Type: application/json\r\nContent-Length: 30\r\n\r\n"
+                                  "{\"prompt\":[1,2],\"stream\":true}";
+    struct rig r;
+    struct client c;
+
+    (void)state;
+    start_ready(&r, NULL);
+    for (size_t n = 0; n < sizeof request; n++) {
+        client_open(&c, &r);
+        client_send_bytes(&c, request, n);
+        client_close(&c);
+    }
+    for (size_t n = 1; n < 700; n += 13) { /* and in the middle of the answer */
+        client_open(&c, &r);
+        client_send(&c, request);
+        while (c.in.len < n && client_fill(&c)) {
+            if (strstr(buf_cstr(&c.in), "[DONE]")) {
+                break;
+            }
+        }
+        client_close(&c);
+    }
+    client_open(&c, &r);
+    client_send(&c, request);
+    client_wait_for(&c, "data: [DONE]\n\n");
+    client_close(&c);
+    rig_stop(&r);
+}
+
 static void a_reader_that_stops_is_cut(void **state)
 {
     enum { PIECE = 4096, PIECES = 1500 };
@@ -857,6 +889,7 @@ int main(void)
         cmocka_unit_test(request_ids_come_back),
         cmocka_unit_test(a_peer_that_leaves_is_cancelled),
         cmocka_unit_test(all_choices_are_cancelled),
+        cmocka_unit_test(a_peer_may_leave_at_any_byte),
         cmocka_unit_test(a_reader_that_stops_is_cut),
         cmocka_unit_test(a_whole_answer_may_be_long),
         cmocka_unit_test(slow_requests_end),
