@@ -254,3 +254,17 @@ struct pool *cpu_backend_pool(struct backend *be)
 {
     return ((struct cpu_backend *)be)->pool;
 }
+
+const char *cpu_backend_isa(struct backend *be)
+{
+    return ((struct cpu_backend *)be)->kernels->isa;
+}
+
+enum status cpu_backend_set_threads(struct backend *base, size_t n_threads, struct error *err)
+{
+    struct cpu_backend *be = (struct cpu_backend *)base;
+    enum status rc = pool_set_threads(be->pool, n_threads, err);
+
+    be->n_threads = pool_threads(be->pool); /* also after a failure: those that there are */
+    return rc;
+}

@@ -30,4 +30,11 @@ enum status cpu_backend_new(struct backend **out, const struct cpu_backend_optio
 /* The pool inside, for the loader's parallel work (never during run()). */
 struct pool *cpu_backend_pool(struct backend *be);
 
+/* "scalar", "avx2", "avxvnni", "avx512": static. */
+const char *cpu_backend_isa(struct backend *be);
+
+/* Go on with another number of threads, at most what the backend was made with (ERR_LIMIT): for
+ * measurements, between steps. */
+enum status cpu_backend_set_threads(struct backend *be, size_t n_threads, struct error *err);
+
 #endif
