@@ -343,10 +343,14 @@ static enum status add_token(struct loader *l, struct added_token *t, bool has_i
 
 static enum status read_added_tokens(struct loader *l)
 {
-    struct json_reader r = json_reader_section(&l->file, l->at.added_tokens);
+    struct json_reader r;
     enum status rc = OK;
 
-    if (!l->at.added_tokens.ptr || json_reader_null(&r)) {
+    if (!l->at.added_tokens.ptr) {
+        return OK;
+    }
+    r = json_reader_section(&l->file, l->at.added_tokens);
+    if (json_reader_null(&r)) {
         return OK;
     }
     json_reader_array(&r);
