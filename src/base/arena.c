@@ -4,6 +4,7 @@
 #include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/size.h"
 
@@ -91,6 +92,22 @@ void *aligned_new(size_t n_bytes)
     p = aligned_alloc(ALIGN, bytes);
     if (p) {
         memset(p, 0, bytes);
+    }
+    return p;
+}
+
+void *huge_new(size_t n_bytes)
+{
+    enum { ALIGN = 64, HUGE_PAGE = 2 << 20 };
+    size_t align = n_bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGN, bytes;
+    void *p;
+
+    if (!size_align(&bytes, n_bytes ? n_bytes : 1, align)) {
+        return NULL;
+    }
+    p = aligned_alloc(align, bytes);
+    if (p && align == HUGE_PAGE) {
+        madvise(p, bytes, MADV_HUGEPAGE); /* a wish: without it only more page walks */
     }
     return p;
 }

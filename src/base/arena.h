@@ -26,4 +26,9 @@ char *arena_copy(struct arena *a, const char *text, size_t n); /* NUL-terminated
 /* n_bytes of zeroed memory on a 64-byte border (free() releases it); NULL on failure. */
 void *aligned_new(size_t n_bytes);
 
+/* n_bytes for large tables: on huge pages where the kernel gives them, so that reading them costs few
+ * page walks. 64-byte aligned, not zeroed (the thread that writes first takes the page); free()
+ * releases it; NULL on failure. */
+void *huge_new(size_t n_bytes);
+
 #endif

@@ -1,9 +1,10 @@
 /* weights.c - turns bound tensors into the matrices that kernels read: the second half of loading.
  *
  * Place: model; weights_bind.c found where everything is.
- * Idea:  first every rewritten matrix gets its place in one block (so the total is known before a byte is
- *        touched), then the work is cut into jobs of some rows each, and the pool runs them. A
- *        matrix's packed values, scales, zeros and permutation lie side by side on 64-byte borders.
+ * Idea:  first every rewritten matrix gets its place (experts in the arenas of weights_experts.c, all
+ *        others in one block, so that the total is known before a byte is touched), then the work is
+ *        cut into jobs of some rows each, and the pool runs them. In the block a matrix's packed
+ *        values, scales, zeros and permutation lie side by side on 64-byte borders.
  * Cost:  a job unpacks rows into a buffer of bytes and packs them again; that is one extra pass through
  *        the cache, and keeps the file's format and the kernels' format apart. */
 #include "model/weights.h"
@@ -17,6 +18,7 @@
 #include "base/pool.h"
 #include "base/size.h"
 #include "model/weights_bind.h"
+#include "model/weights_experts.h"
 
 enum {
     PLACE_ALIGN = 64,
@@ -33,6 +35,7 @@ struct loader {
     const struct model_spec *spec;
     struct model_weights *w;
     struct binding bound;
+    bool *is_placed; /* [n_matrices] an expert in its block */
     struct job *jobs;
     size_t n_jobs;
     size_t round0; /* first job of the running round */
@@ -127,6 +130,9 @@ static bool layout(struct loader *l, uint8_t *base, size_t *n_bytes)
     size_t used = 0;
 
     for (size_t i = 0; i < spec->n_matrices; i++) {
+        if (l->is_placed[i]) {
+            continue;
+        }
         if (!place_matrix(&l->w->matrices[i], &spec->matrices[i], &l->bound.matrices[i], base,
                           &used)) {
             return false;
@@ -371,10 +377,19 @@ static enum status jobs_run(struct loader *l, struct pool *pool, struct progress
 
 /* ---- the whole ---- */
 
-static enum status block_make(struct loader *l, struct error *err)
+static enum status places_make(struct loader *l, struct error *err)
 {
     size_t n_bytes;
+    enum status rc;
 
+    l->is_placed = calloc(l->spec->n_matrices + 1, sizeof *l->is_placed);
+    if (!l->is_placed) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate the table of places");
+    }
+    rc = weights_place_experts(l->w, l->is_placed, l->spec, &l->bound, err);
+    if (rc != OK) {
+        return rc;
+    }
     if (!layout(l, NULL, &n_bytes)) {
         return error_set(err, ERR_LIMIT, "the weights are too large to address");
     }
@@ -383,7 +398,7 @@ static enum status block_make(struct loader *l, struct error *err)
         return OK;
     }
     /* Not zeroed: every byte that is read is written first, by the thread that packs it. */
-    l->w->block = aligned_alloc(PLACE_ALIGN, n_bytes);
+    l->w->block = huge_new(n_bytes);
     if (!l->w->block || !layout(l, l->w->block, &n_bytes)) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for repacked weights",
                          n_bytes >> 20);
@@ -406,7 +421,7 @@ enum status weights_load(struct model_weights *out, const struct model_spec *spe
     }
     rc = weights_bind(&l.bound, out, spec, ck, log, err);
     if (rc == OK) {
-        rc = block_make(&l, err);
+        rc = places_make(&l, err);
     }
     if (rc == OK) {
         for (size_t i = 0; i < spec->n_vectors; i++) {
@@ -426,12 +441,14 @@ enum status weights_load(struct model_weights *out, const struct model_spec *spe
     }
     free(l.scratch);
     free(l.jobs);
+    free(l.is_placed);
     binding_release(&l.bound, spec);
     return rc;
 }
 
 void weights_release(struct model_weights *w)
 {
+    weights_release_experts(w);
     free(w->block);
     free(w->matrices);
     free(w->vectors);

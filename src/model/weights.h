@@ -4,10 +4,13 @@
  *         of the checkpoint is used or on the list of those we skip; otherwise loading fails with
  *         the names.
  * Memory: plain matrices stay where they are, in the mapped files. What must change (quantised
- *         matrices, regrouped or misaligned rows, small float vectors) is written into one block. */
+ *         matrices, regrouped or misaligned rows, small float vectors) is written into one block;
+ *         the routed experts of a layer, when they are quantised alike, into an arena of their own,
+ *         one piece per expert (backend/expert_block.h). */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
+#include "backend/expert_block.h"
 #include "backend/weight.h"
 #include "base/buf.h"
 #include "base/log.h"
@@ -25,11 +28,20 @@ struct weights_skipped {
     size_t n_tensors, n_bytes;
 };
 
+struct expert_arena {
+    struct expert_block block;
+    uint8_t *base; /* expert e is at base + e * block.n_bytes */
+    size_t n_experts;
+    matrix_slot expert0; /* as in moe_spec: tells whose experts these are */
+};
+
 struct model_weights {
     struct weight *matrices; /* [spec->n_matrices]; a tied head is its embedding's slot */
     const float **vectors;   /* [spec->n_vectors] */
     void *block;             /* what was rewritten */
     size_t block_bytes;
+    struct expert_arena *arenas; /* one for each layer whose experts are quantised alike */
+    size_t n_arenas;
     size_t n_bytes; /* all matrices and vectors, mapped or rewritten */
     struct weights_skipped skipped[WEIGHTS_SKIP_LABELS_MAX];
     size_t n_skipped;

@@ -1,0 +1,131 @@
+/* weights_experts.c - places for the routed experts: a layer's blocks in one arena.
+ *
+ * Place: model; weights.c fills the places.
+ * Idea:  what the sources say decides the shape before anything is allocated. A layer in which one expert
+ *        differs (kept plain, another group, another order) gets no arena: a block's address must
+ *        follow from the expert's number.
+ * Pages: arenas are gigabytes that are read at random by expert, so they ask for huge pages. */
+#include "model/weights_experts.h"
+
+#include <stdlib.h>
+
+#include "base/arena.h"
+#include "base/size.h"
+
+/* A matrix as its source says, without memory: zeros and perm only say that there are any. */
+static struct weight source_form(const struct spec_matrix *m, const struct matrix_source *s)
+{
+    struct weight w = {.n_out = m->n_out, .n_in = m->n_in};
+
+    if (s->kind == SOURCE_QUANTISED) {
+        w.kind = s->gptq.bits == 4 ? WEIGHT_INT4 : WEIGHT_INT8;
+        w.dtype = s->gptq.scales.dtype;
+        w.group = s->gptq.group_size;
+        w.zeros = (const void *)s->gptq.qzeros;
+        w.perm = s->gptq.perm;
+    }
+    return w;
+}
+
+static bool expert_form(struct expert_shape *shape, const struct model_spec *spec,
+                        const struct binding *bound, size_t slot)
+{
+    const struct spec_matrix *m = &spec->matrices[slot];
+    const struct matrix_source *s = &bound->matrices[slot];
+    struct expert_weights form = {source_form(&m[0], &s[0]), source_form(&m[1], &s[1]),
+                                  source_form(&m[2], &s[2])};
+
+    return expert_shape_of(shape, &form);
+}
+
+static bool layer_shape(struct expert_shape *shape, const struct moe_spec *moe,
+                        const struct model_spec *spec, const struct binding *bound)
+{
+    size_t first = (size_t)moe->expert0;
+
+    if (!expert_form(shape, spec, bound, first)) {
+        return false;
+    }
+    for (size_t e = 1; e < moe->n_experts; e++) {
+        struct expert_shape other;
+
+        if (!expert_form(&other, spec, bound, first + 3 * e) ||
+            !expert_shape_equal(shape, &other)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static enum status arena_make(struct expert_arena *a, struct model_weights *w, bool *is_placed,
+                              const struct moe_spec *moe, const struct expert_shape *shape,
+                              struct error *err)
+{
+    size_t n_bytes, slot = (size_t)moe->expert0;
+
+    a->n_experts = moe->n_experts;
+    a->expert0 = moe->expert0;
+    if (!expert_block_init(&a->block, shape) ||
+        !size_mul(&n_bytes, a->block.n_bytes, moe->n_experts)) {
+        return error_set(err, ERR_LIMIT, "the experts of a layer are too large to address");
+    }
+    a->base = huge_new(n_bytes);
+    if (!a->base) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for the experts of a layer",
+                         n_bytes >> 20);
+    }
+    for (size_t e = 0; e < a->n_experts; e++, slot += 3) {
+        struct expert_weights view = expert_block_view(&a->block, a->base + e * a->block.n_bytes);
+
+        w->matrices[slot] = view.gate;
+        w->matrices[slot + 1] = view.up;
+        w->matrices[slot + 2] = view.down;
+        is_placed[slot] = is_placed[slot + 1] = is_placed[slot + 2] = true;
+    }
+    return OK;
+}
+
+static enum status place_block(struct model_weights *w, bool *is_placed,
+                               const struct block_spec *block, const struct model_spec *spec,
+                               const struct binding *bound, struct error *err)
+{
+    struct expert_shape shape;
+
+    if (block->kind != BLOCK_MOE || !layer_shape(&shape, &block->u.moe, spec, bound)) {
+        return OK;
+    }
+    return arena_make(&w->arenas[w->n_arenas++], w, is_placed, &block->u.moe, &shape, err);
+}
+
+enum status weights_place_experts(struct model_weights *w, bool *is_placed,
+                                  const struct model_spec *spec, const struct binding *bound,
+                                  struct error *err)
+{
+    size_t most = spec->n_layers * SPEC_BRANCHES_MAX * SPEC_BLOCKS_MAX;
+    enum status rc = OK;
+
+    w->arenas = calloc(most + 1, sizeof *w->arenas);
+    if (!w->arenas) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate the table of experts");
+    }
+    for (size_t l = 0; l < spec->n_layers; l++) {
+        for (size_t b = 0; b < spec->layers[l].n_branches; b++) {
+            const struct branch_spec *branch = &spec->layers[l].branches[b];
+
+            for (size_t i = 0; rc == OK && i < branch->n_blocks; i++) {
+                rc = place_block(w, is_placed, &branch->blocks[i], spec, bound, err);
+            }
+        }
+    }
+    return rc;
+}
+
+void weights_release_experts(struct model_weights *w)
+{
+    for (size_t i = 0; i < w->n_arenas; i++) {
+        free(w->arenas[i].base);
+    }
+    free(w->arenas);
+    w->arenas = NULL;
+    w->n_arenas = 0;
+}

@@ -1,0 +1,16 @@
+/* weights_experts.h - places for the routed experts. Private to model/weights*.c. */
+#ifndef MODEL_WEIGHTS_EXPERTS_H
+#define MODEL_WEIGHTS_EXPERTS_H
+
+#include "model/weights.h"
+#include "model/weights_bind.h"
+
+/* For each layer whose experts are quantised alike: one arena of blocks, and w's matrices become views
+ * of it, to be filled. is_placed[slot] is set for those; experts of other layers are left to the
+ * caller. ERR_NO_MEMORY names the size; what was made is w's in any case. */
+enum status weights_place_experts(struct model_weights *w, bool *is_placed,
+                                  const struct model_spec *spec, const struct binding *bound,
+                                  struct error *err);
+void weights_release_experts(struct model_weights *w);
+
+#endif
