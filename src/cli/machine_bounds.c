@@ -1,0 +1,200 @@
+/* machine_bounds.c - see machine_bounds.h. */
+#include "cli/machine_bounds.h"
+
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/pool.h"
+#include "base/size.h"
+#include "cli/peak_loops.h"
+
+enum {
+    THREADS_MAX = 1024,
+    CACHE_FACTOR = 4, /* the buffer against the last-level cache */
+    CACHE_FACTOR_MIN = 2,
+    CACHE_BYTES_GUESS = 32 << 20,
+    BUFFER_BYTES_MIN = 256 << 20,
+    BUFFER_BYTES_MAX = 1 << 30, /* twice the cache where that is more */
+    PASSES = 3,                 /* of the best pattern */
+    PEAK_PASSES = 5,
+    PEAK_ROUNDS = 400000, /* some milliseconds */
+    CACHED_BYTES_PER_PASS = 64 << 20
+};
+
+static const struct peak_loops loops[] = {
+    {"scalar", peak_f32_scalar, peak_int8_scalar, peak_read_scalar},
+#if defined(__x86_64__)
+    {"avx2", peak_f32_avx2, peak_int8_avx2, peak_read_avx2},
+    {"avxvnni", peak_f32_avx2, peak_int8_avxvnni, peak_read_avx2},
+    {"avx512", peak_f32_avx512, peak_int8_avx512, peak_read_avx512},
+#endif
+};
+
+static const struct peak_loops *loops_for(const char *isa)
+{
+    for (size_t i = 0; i < sizeof loops / sizeof loops[0]; i++) {
+        if (strcmp(loops[i].isa, isa) == 0) {
+            return &loops[i];
+        }
+    }
+    return &loops[0];
+}
+
+/* ---- the buffer ---- */
+
+static size_t last_level_cache(void)
+{
+    long n = sysconf(_SC_LEVEL3_CACHE_SIZE);
+
+    if (n <= 0) {
+        n = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    }
+    return n > 0 ? (size_t)n : CACHE_BYTES_GUESS;
+}
+
+static void touch(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    unsigned char *data = ctx;
+
+    (void)thread;
+    memset(data + begin, 1, end - begin);
+}
+
+enum status machine_probe_open(struct machine_probe *p, size_t bytes_max, struct pool *pool,
+                               struct error *err)
+{
+    size_t cache = last_level_cache(), n;
+    void *data;
+
+    *p = (struct machine_probe){.cache_bytes = cache};
+    n = size_min(cache * CACHE_FACTOR, size_max(BUFFER_BYTES_MAX, cache * CACHE_FACTOR_MIN));
+    n = size_max(n, BUFFER_BYTES_MIN);
+    if (bytes_max > 0) {
+        n = size_min(n, bytes_max);
+    }
+    n -= n % READ_UNIT_BYTES;
+    if (n < cache * CACHE_FACTOR_MIN) {
+        return error_set(err, ERR_NO_MEMORY,
+                         "%zu MiB are too few to measure memory behind a cache of %zu MiB", n >> 20,
+                         cache >> 20);
+    }
+    data = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB to measure memory", n >> 20);
+    }
+    (void)madvise(data, n, MADV_HUGEPAGE); /* page walks are not what is measured */
+    p->buffer = data;
+    p->n_bytes = n;
+    pool_run(pool, n, READ_UNIT_BYTES, touch, data);
+    return OK;
+}
+
+void machine_probe_close(struct machine_probe *p)
+{
+    if (p->buffer) {
+        munmap(p->buffer, p->n_bytes);
+    }
+    *p = (struct machine_probe){0};
+}
+
+/* ---- measuring ---- */
+
+struct measure {
+    const struct peak_loops *loops;
+    const unsigned char *data;
+    int pattern;
+    size_t times;           /* each thread reads its part so often */
+    double (*peak)(size_t); /* instead of reading */
+    struct per_thread {
+        uint64_t sum;
+        double ops;
+        char apart[64]; /* no two threads write one cache line */
+    } threads[THREADS_MAX];
+};
+
+static void read_part(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    struct measure *m = ctx;
+
+    for (size_t i = 0; i < m->times; i++) {
+        m->threads[thread].sum += m->loops->read(m->data + begin, end - begin, m->pattern);
+    }
+}
+
+static void run_peak(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    struct measure *m = ctx;
+
+    (void)begin;
+    (void)end;
+    m->threads[thread].ops = m->peak(PEAK_ROUNDS);
+}
+
+static double read_once(struct measure *m, size_t n_bytes, struct pool *pool)
+{
+    uint64_t start = clock_now_ns();
+
+    pool_run(pool, n_bytes, READ_UNIT_BYTES, read_part, m);
+    return (double)n_bytes * (double)m->times / clock_seconds_since(start);
+}
+
+/* Bytes per second: each pattern once, then the best one again. */
+static double read_rate(struct measure *m, size_t n_bytes, size_t times, struct pool *pool)
+{
+    double best = 0;
+    int best_pattern = 0;
+
+    m->times = times;
+    for (m->pattern = 0; m->pattern < READ_PATTERNS; m->pattern++) {
+        double rate = read_once(m, n_bytes, pool);
+
+        if (rate > best) {
+            best = rate;
+            best_pattern = m->pattern;
+        }
+    }
+    m->pattern = best_pattern;
+    for (int pass = 0; pass < PASSES; pass++) {
+        double rate = read_once(m, n_bytes, pool);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+static double peak_rate(struct measure *m, double (*peak)(size_t), struct pool *pool)
+{
+    size_t n = pool_threads(pool);
+    double best = 0;
+
+    m->peak = peak;
+    for (int pass = 0; pass < PEAK_PASSES; pass++) {
+        uint64_t start = clock_now_ns();
+        double seconds, ops = 0;
+
+        pool_run(pool, n, 1, run_peak, m);
+        seconds = clock_seconds_since(start);
+        for (size_t i = 0; i < n; i++) {
+            ops += m->threads[i].ops;
+        }
+        best = ops / seconds > best ? ops / seconds : best;
+    }
+    return best;
+}
+
+void machine_bounds_measure(struct machine_bounds *out, const struct machine_probe *p,
+                            const char *isa, size_t cached_bytes, struct pool *pool)
+{
+    static const size_t unit = READ_UNIT_BYTES;
+    struct measure m = {.loops = loops_for(isa), .data = p->buffer};
+    size_t n = size_min(cached_bytes / unit * unit, p->n_bytes);
+
+    *out = (struct machine_bounds){.memory_bytes_s = read_rate(&m, p->n_bytes, 1, pool)};
+    if (n > 0) {
+        out->cached_bytes_s = read_rate(&m, n, CACHED_BYTES_PER_PASS / n + 1, pool);
+    }
+    out->f32_flop_s = peak_rate(&m, m.loops->f32, pool);
+    out->int8_op_s = peak_rate(&m, m.loops->int8, pool);
+}

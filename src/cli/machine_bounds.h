@@ -1,0 +1,42 @@
+/* machine_bounds.h - what this machine can do at best, measured when the question is asked.
+ *
+ * Place:  cli; `bench` divides what it achieved by it. Measured in the same run and with the same threads,
+ *         because virtual machines change from hour to hour.
+ * Reads:  all threads sum a buffer, each its own part, by several patterns; the best of several passes
+ *         counts. The buffer is far larger than the last-level cache, so that the number is the memory's.
+ * Peaks:  loops over registers, no memory: the multiply-adds of float32, and the products of int8 that are
+ *         added in int32, each with the instructions of the set that the kernels use. */
+#ifndef CLI_MACHINE_BOUNDS_H
+#define CLI_MACHINE_BOUNDS_H
+
+#include <stddef.h>
+
+#include "base/status.h"
+
+struct pool;
+
+struct machine_bounds {
+    double memory_bytes_s; /* reading far more than the caches hold */
+    double cached_bytes_s; /* reading `cached_bytes` again and again; 0: not measured */
+    double f32_flop_s;     /* an addition and a multiplication are two */
+    double int8_op_s;      /* likewise */
+};
+
+struct machine_probe {
+    unsigned char *buffer;
+    size_t n_bytes;
+    size_t cache_bytes; /* of the last level; a guess where the system does not say */
+};
+
+/* bytes_max: how much memory may be used (0: no limit). With less than twice the cache the number is not
+ * the memory's: ERR_NO_MEMORY. Released by machine_probe_close, also after a failure. */
+enum status machine_probe_open(struct machine_probe *p, size_t bytes_max, struct pool *pool,
+                               struct error *err);
+void machine_probe_close(struct machine_probe *p);
+
+/* With the pool's present threads. isa: as cpu_backend_isa() says it. cached_bytes: measure reads of so
+ * many bytes too (0: no); more than the buffer counts as the buffer. About half a second. */
+void machine_bounds_measure(struct machine_bounds *out, const struct machine_probe *p,
+                            const char *isa, size_t cached_bytes, struct pool *pool);
+
+#endif
