@@ -26,7 +26,8 @@ static size_t or_default(size_t value, size_t fallback)
 static enum status open_all(struct test_model *t, const char *dir, const struct test_setup *s,
                             struct error *err)
 {
-    struct cpu_backend_options cpu = {.n_threads = or_default(s->n_threads, 2), .isa = s->isa};
+    struct cpu_backend_options cpu = {
+        .n_threads = or_default(s->n_threads, 2), .isa = s->isa, .activations = s->activations};
     struct model_options o = {.compute_dtype = s->compute,
                               .kv_dtype = s->kv,
                               .recurrent_dtype = s->recurrent,

@@ -30,6 +30,7 @@ void fixture_path(char out[512], const char *name, const char *file); /* file ""
 struct test_setup { /* zeros are defaults: auto types, 512 rows, one sequence, a context of 1,024 */
     enum dtype compute, kv, recurrent;
     enum cpu_isa isa;
+    enum cpu_activations activations;
     size_t n_threads; /* 0: two */
     size_t rows_max, n_live, n_snapshots, context_max, gdn_chunk_min;
     const struct log *log;
