@@ -110,8 +110,8 @@ static enum status find_part(int32_t *id, bool *is_raw, struct buf *out, const s
     return OK;
 }
 
-/* The id of the bytes in l->left. Vocabularies are numbered in the order of their rules, so the next id is
- * tried first: it is in the cache, a slot of the index is not. */
+/* The id of the bytes in l->left. Vocabularies are numbered in the order of their rules, so the
+ * next id is tried first: it is in the processor's cache, a slot of the index is not. */
 static int32_t find_result(const struct bpe *b, struct bpe_loader *l)
 {
     struct str bytes = {buf_cstr(&l->left), l->left.len};
@@ -513,7 +513,7 @@ static bool encode_fresh(const struct bpe *b, struct bpe_scratch *s, struct str 
     } else if (!merge_long(b, s, piece, out)) {
         return false;
     }
-    return is_trusted || b->n_guarded == 0 || unguard(b, out, from);
+    return is_trusted || unguard(b, out, from);
 }
 
 bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, struct str piece, bool is_trusted,
@@ -524,6 +524,7 @@ bool bpe_encode(const struct bpe *b, struct bpe_scratch *s, struct str piece, bo
     uint64_t hash;
 
     assert(piece.len > 0 && piece.len <= BPE_PIECE_BYTES_MAX);
+    is_trusted = is_trusted || b->n_guarded == 0; /* one cache entry for both */
     if (piece.len == 1) {
         return token_ids_push(out, b->byte_ids[(unsigned char)piece.ptr[0]]);
     }

@@ -61,8 +61,8 @@ struct bpe_guard {
 };
 enum status bpe_guard_ids(struct bpe *b, const struct bpe_guard *ids, size_t n, struct error *err);
 
-/* Cache and work memory of one call, one thread. The cache remembers places in the output, so one scratch
- * goes with one list of ids that only grows. */
+/* Cache and work memory of one call, one thread. The cache remembers places in the output, so one
+ * scratch goes with one list of ids that only grows. */
 struct bpe_scratch;
 
 /* text_bytes: about how much will be encoded, to size the cache. NULL when out of memory. */

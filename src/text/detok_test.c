@@ -12,11 +12,11 @@
 
 /* Ids 0..255 are single bytes; then two entries that end inside a character, a special token and an
  * added one. */
-static const struct fixture fixture = {.merges = {{"\xc3\xa4", "\xc2\xb8"},  /* e4 b8 */
-                                                  {"\xc4\xac", "\xc3\xb0"}}, /* 8a f0 */
-                                       .added =
-                                           "{\"id\":258,\"content\":\"<end>\",\"special\":true},"
-                                           "{\"id\":259,\"content\":\"<think>\"}"};
+static const struct fixture fixture = {
+    .merges = {{"\xc3\xa4", "\xc2\xb8"},  /* e4 b8 */
+               {"\xc4\xac", "\xc3\xb0"}}, /* 8a f0 */
+    .added = {"{\"id\":258,\"content\":\"<end>\",\"special\":true}",
+              "{\"id\":259,\"content\":\"<think>\"}"}};
 
 enum { TOKEN_E4_B8 = 256, TOKEN_8A_F0 = 257, TOKEN_END = 258, TOKEN_THINK = 259 };
 

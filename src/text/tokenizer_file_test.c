@@ -25,8 +25,8 @@ static struct buf base_text(void)
 {
     const struct fixture f = {
         .merges = {{"a", "b"}, {"ab", "c"}},
-        .added = "{\"id\":258,\"content\":\"<x>\",\"special\":true},"
-                 "{\"id\":259,\"content\":\"<y>\",\"special\":false,\"note\":[{}]}"};
+        .added = {"{\"id\":258,\"content\":\"<x>\",\"special\":true}",
+                  "{\"id\":259,\"content\":\"<y>\",\"special\":false,\"note\":[{}]}"}};
     struct buf text = {0};
 
     fixture_append(&text, &f);

@@ -1,8 +1,9 @@
 /* tokenizer_growth_test.c - encoding time is about linear in the text, whatever the text.
  *
  * The one test that looks at a clock, as growth has no other witness: CPU time of this process, the
- * best of three, for a text and one eight times as long. Linear is 8, n log n about 9, quadratic 64; the
- * bound allows 2.5 for each doubling. */
+ * best of three, for a text and one eight times as long. Linear is 8, n log n about 9, quadratic 64;
+ * the bound allows 2.5 for each doubling. A busy machine can double the time of milliseconds, so what
+ * stays under a quarter of a second is not looked at: quadratic work on 256 KB takes several. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,7 +19,7 @@
 #define RILL SPILLWAY_SOURCE_DIR "/models/rill/tokenizer.json"
 
 enum { SHORT_BYTES = 32 << 10, FACTOR = 8, RUNS = 3 };
-static const double GROWTH_MAX = 2.5 * 2.5 * 2.5;
+static const double GROWTH_MAX = 2.5 * 2.5 * 2.5, NOISE_SECONDS = 0.25;
 
 static double cpu_seconds(void)
 {
@@ -74,7 +75,7 @@ static void check(const struct tokenizer *t)
         for (int is_trusted = 0; is_trusted < 2; is_trusted++) {
             double one = seconds_for(t, units[i], SHORT_BYTES, is_trusted);
             double many = seconds_for(t, units[i], (size_t)SHORT_BYTES * FACTOR, is_trusted);
-            if (many > one * GROWTH_MAX) {
+            if (many > one * GROWTH_MAX && many > NOISE_SECONDS) {
                 fail_msg("%s: %g s for %d bytes, %g s for %d times as many", units[i], one,
                          SHORT_BYTES, many, FACTOR);
             }
@@ -97,10 +98,10 @@ static void test_flags(void **state)
 {
     const struct fixture f = {
         .merges = {{"a", "b"}, {"ab", "a"}, {"a", "a"}},
-        .added =
-            "{\"id\":259,\"content\":\"<|im_end|>\",\"lstrip\":true,\"rstrip\":true},"
-            "{\"id\":260,\"content\":\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab\",\"normalized\":true},"
-            "{\"id\":261,\"content\":\"<|im_start|>\",\"single_word\":true}"};
+        .added = {
+            "{\"id\":259,\"content\":\"<|im_end|>\",\"lstrip\":true,\"rstrip\":true}",
+            "{\"id\":260,\"content\":\"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab\",\"normalized\":true}",
+            "{\"id\":261,\"content\":\"<|im_start|>\",\"single_word\":true}"}};
     struct error err;
     struct tokenizer *t = fixture_load(&f, &err);
 

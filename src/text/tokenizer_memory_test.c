@@ -1,10 +1,10 @@
 /* tokenizer_memory_test.c - each allocation of loading, encoding and decoding fails once.
  *
- * Idea:   this program brings its own malloc family, on top of the C library's, which counts and fails on
- *         demand and knows how many blocks are alive. A sanitizer brings one of its own, so the test
- *         is skipped there.
- * Limits: only calls from our own code fail; json-c crashes when an allocation of its own fails, which a
- *         test of ours cannot mend. */
+ * Idea:   this program brings its own malloc family, on top of the C library's, which counts and
+ *         fails on demand and knows how many blocks are alive. A sanitizer brings one of its own, so
+ *         the test is skipped there.
+ * Limits: only calls from our own code fail; json-c crashes when an allocation of its own fails,
+ *         which a test of ours cannot mend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -123,8 +123,8 @@ static enum status load_step(void *ctx, struct error *err)
 
 static const struct fixture fixture = {
     .merges = {{"a", "b"}, {"ab", "c"}},
-    .added = "{\"id\":256,\"content\":\"ab\",\"special\":true},"
-             "{\"id\":258,\"content\":\"cafe\\u0301\",\"normalized\":true}",
+    .added = {"{\"id\":256,\"content\":\"ab\",\"special\":true}",
+              "{\"id\":258,\"content\":\"cafe\\u0301\",\"normalized\":true}"},
     .pattern = "[^ ]+| "};
 
 static void test_loading(void **state)

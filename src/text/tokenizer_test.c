@@ -141,7 +141,7 @@ static void test_every_added_token_as_user_text(void **state)
 static void test_runs_are_one_text(void **state)
 {
     const struct fixture f = {.merges = {{"a", "b"}, {"ab", "c"}, {"\xc3\x83", "\xc2\xa9"}},
-                              .added = TOKEN(259, "<x>", SPECIAL)};
+                              .added = {TOKEN(259, "<x>", SPECIAL)}};
     struct tokenizer *t = load(&f);
 
     (void)state;
@@ -159,7 +159,7 @@ static void test_runs_are_one_text(void **state)
 
 static void test_adjacent_trusted_runs(void **state)
 {
-    const struct fixture f = {.added = TOKEN(256, "<x>", SPECIAL)};
+    const struct fixture f = {.added = {TOKEN(256, "<x>", SPECIAL)}};
     struct tokenizer *t = load(&f);
     const struct text_run runs[] = {{STR("<"), true}, {STR(""), true}, {STR("x>"), true}};
     const struct text_run mixed[] = {{STR("<"), true}, {STR("x>"), true}, {STR("y"), false}};
@@ -182,14 +182,9 @@ static void test_adjacent_trusted_runs(void **state)
 static void test_flags(void **state)
 {
     const struct fixture f = {
-        .added =
-            TOKEN(256, "<l>", ",\"lstrip\":true") "," TOKEN(257, "<r>", ",\"rstrip\":true") "," TOKEN(
-                258, "one",
-                ",\"single_word\":true") "," TOKEN(259, "<x",
-                                                   "") "," TOKEN(260, "<xy>",
-                                                                 "") "," TOKEN(261, "cafe\\u0301",
-                                                                               ",\"normalized\":"
-                                                                               "true")};
+        .added = {TOKEN(256, "<l>", ",\"lstrip\":true"), TOKEN(257, "<r>", ",\"rstrip\":true"),
+                  TOKEN(258, "one", ",\"single_word\":true"), TOKEN(259, "<x", ""),
+                  TOKEN(260, "<xy>", ""), TOKEN(261, "cafe\\u0301", ",\"normalized\":true")}};
     struct tokenizer *t = load(&f);
 
     (void)state;
@@ -221,7 +216,7 @@ static void test_flags(void **state)
 static void test_reachable_added_tokens(void **state)
 {
     struct fixture f = {.merges = {{"a", "b"}, {"ab", "c"}, {"abc", "d"}},
-                        .added = TOKEN(257, "abc", SPECIAL)};
+                        .added = {TOKEN(257, "abc", SPECIAL)}};
 
     (void)state;
     for (int round = 0; round < 2; round++) {

@@ -72,8 +72,11 @@ void fixture_append(struct buf *out, const struct fixture *f)
 {
     struct str pattern = f->pattern ? str_of(f->pattern) : split_known_pattern(SPLIT_QWEN3_5);
 
-    buf_appendf(out, "{\"version\":\"1.0\",\"added_tokens\":[%s],\"normalizer\":%s,",
-                f->added ? f->added : "", f->normalizer ? f->normalizer : "{\"type\":\"NFC\"}");
+    buf_append_str(out, "{\"version\":\"1.0\",\"added_tokens\":[");
+    for (size_t i = 0; f->added[i]; i++) {
+        buf_appendf(out, "%s%s", i ? "," : "", f->added[i]);
+    }
+    buf_appendf(out, "],\"normalizer\":%s,", f->normalizer ? f->normalizer : "{\"type\":\"NFC\"}");
     buf_append_str(out, "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":["
                         "{\"type\":\"Split\",\"pattern\":{\"Regex\":");
     json_write_string(out, pattern.ptr, pattern.len);

@@ -10,7 +10,6 @@
 // Check: the script stops when two answers contradict each other; tests/tokenizer_oracle_test.sh sweeps
 //        all code points again through both tokenizers.
 import { createRequire } from 'node:module';
-import { execFileSync } from 'node:child_process';
 import { writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import path from 'node:path';
