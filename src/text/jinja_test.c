@@ -297,6 +297,63 @@ static void limits_end_a_rendering(void **state)
     }
 }
 
+/* Touches most of the engine. */
+static const char BUSY[] =
+    "{% macro m(a, b=[1, 2], c={'k': a}) %}{{ a ~ b ~ c ~ varargs ~ kwargs }}{{ caller(1) }}"
+    "{% endmacro %}{% set ns = namespace(t='', l=[]) %}"
+    "{% for x, y in (messages | map(attribute='content') | list | batch(2)) if x %}"
+    "{% set ns.t = ns.t ~ x | upper | replace('A', y) %}{% set ns.l = ns.l + [x, (y,)] %}"
+    "{{ loop.last }}{{ loop.length }}{{ loop.nextitem }}{% endfor %}{{ ns }}"
+    "{% call(n) m(messages[0], *[7, 8, 9], q=1, **{'z': 2}) %}{{ n + 1 }}{% endcall %}"
+    "{% set z | trim %} {{ ns.t.split('E') | join('-') | title }}{% endset %}{{ z[::-1] }}"
+    "{{ messages | tojson(indent=1, sort_keys=true) }}{{ messages | groupby('content') }}"
+    "{{ '%5s|%-5d' % ('a', 3) }}{{ '{:>6}{x!r}'.format(1.5, x=messages) }}"
+    "{{ ('[1, {\"a\": \"b\"}]' | from_json)[1].a }}{{ messages | sort(attribute='content') }}"
+    "{{ ['b', 'A'] | unique | list | sort }}{{ {'b': 1, 'a': 2} | dictsort }}{{ z.center(40) }}"
+    "{% filter indent %}{{ messages[0].content.splitlines() }}{% endfilter %}{{ range(9)[1:5] }}"
+    "{{ messages | selectattr('content', 'in', ['one a', 'x']) | list | length }}";
+
+static const char BUSY_CONTEXT[] = "{\"messages\": [{\"content\": \"one a\"}, {\"content\": "
+                                   "\"two\\nlines e\"}, {\"content\": \"three a\"}, "
+                                   "{\"content\": \"four\"}]}";
+
+/* Cutting memory or steps at every place ends in a clean error, and more of them in the text. */
+static void every_allocation_may_fail(void **state)
+{
+    enum status rc = ERR_LIMIT;
+    struct jinja_result r;
+    struct error err = {0};
+    size_t bytes;
+
+    (void)state;
+    for (bytes = 16; rc != OK && bytes < MEMORY; bytes += 16) {
+        struct jinja_options o = default_options();
+        o.memory_bytes_max = bytes;
+        rc = render(&r, BUSY, BUSY_CONTEXT, o, &err);
+        assert_true(rc == OK || rc == ERR_LIMIT);
+        jinja_result_release(&r);
+    }
+    assert_true(bytes > 10000 && bytes < 200000);
+}
+
+static void every_step_may_be_the_last(void **state)
+{
+    enum status rc = ERR_LIMIT;
+    struct jinja_result r;
+    struct error err = {0};
+    size_t steps;
+
+    (void)state;
+    for (steps = 0; rc != OK && steps < STEPS; steps++) {
+        struct jinja_options o = default_options();
+        o.steps_max = steps;
+        rc = render(&r, BUSY, BUSY_CONTEXT, o, &err);
+        assert_true(rc == OK || rc == ERR_LIMIT);
+        jinja_result_release(&r);
+    }
+    assert_true(steps > 300 && steps < 3000);
+}
+
 /* before * n, middle, after * n */
 static char *repeated(const char *before, const char *middle, const char *after, size_t n)
 {
@@ -524,6 +581,7 @@ int main(void)
         cmocka_unit_test(strings_that_share_memory), cmocka_unit_test(errors_carry_the_line),
         cmocka_unit_test(the_watched_item_is_named), cmocka_unit_test(limits_end_a_rendering),
         cmocka_unit_test(deep_sources_are_refused),  cmocka_unit_test(depth_fits_a_small_stack),
+        cmocka_unit_test(every_allocation_may_fail), cmocka_unit_test(every_step_may_be_the_last),
         cmocka_unit_test(long_sources_render),       cmocka_unit_test(cost_is_linear),
         cmocka_unit_test(reads_are_known),
     };

@@ -51,8 +51,14 @@ static bool fail_limit(struct jinja_run *j, const char *what, size_t limit)
 void *jinja_alloc(struct jinja_run *j, size_t n, size_t each)
 {
     void *p = arena_array(&j->arena, n, each);
+    size_t bytes, total;
 
-    if (!p) {
+    if (!p && !j->failed && size_mul(&bytes, n, each) &&
+        size_add(&total, j->arena.used_bytes, bytes) && total + 16 < j->arena.bytes_max) {
+        (void)error_set(&j->error, ERR_NO_MEMORY, "line %d: cannot allocate %zu bytes", j->line,
+                        bytes);
+        j->failed = true;
+    } else if (!p) {
         (void)fail_limit(j, "bytes of values", j->arena.bytes_max);
     }
     return p;
