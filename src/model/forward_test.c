@@ -182,6 +182,68 @@ static void test_company(void **state)
     }
 }
 
+enum { MANY_LOGITS = 9 };
+
+/* The logits of the last n_logits of n tokens, computed alone. */
+static void solo_logits(float *out, struct test_model *t, const int32_t *tokens, size_t n,
+                        size_t n_logits)
+{
+    struct state_store *store = model_states(t->m);
+    struct model_span span = {.tokens = tokens, .n_tokens = n, .n_logits = n_logits};
+    struct model_step_result result;
+    struct error err = {0};
+
+    assert_int_equal(state_new(&span.seq, store, &err), OK);
+    assert_int_equal(state_reserve(store, span.seq, n, &err), OK);
+    assert_int_equal(model_step(t->m, &span, 1, NULL, &result, &err), OK);
+    memcpy(out, result.logits, n_logits * VOCAB * sizeof *out);
+    state_free(store, span.seq);
+}
+
+/* Spans that want different numbers of logits get their own, in any order: what stands in the result
+ * is found by counting the logits of the spans before. */
+static void test_logit_counts(void **state)
+{
+    static const size_t n_tokens[] = {MANY_LOGITS, 6, 4}, n_logits[] = {MANY_LOGITS, 1, 0};
+    static const size_t orders[][3] = {{0, 1, 2}, {1, 0, 2}, {2, 0, 1}, {1, 2, 0}, {0, 2, 1}};
+    static float alone[3][MANY_LOGITS * VOCAB];
+    static int32_t tokens[3][MANY_LOGITS];
+    struct test_setup setup = {.n_live = 3};
+    struct test_model t;
+
+    (void)state;
+    open_fixture(&t, "tiny-qwen3_5-moe", &setup);
+    for (size_t i = 0; i < 3; i++) {
+        tokens_draw(tokens[i], MANY_LOGITS, (uint32_t)i + 40);
+        solo_logits(alone[i], &t, tokens[i], n_tokens[i], n_logits[i]);
+    }
+    for (size_t o = 0; o < sizeof orders / sizeof orders[0]; o++) {
+        struct state_store *store = model_states(t.m);
+        struct model_span spans[3];
+        struct model_step_result result;
+        struct error err = {0};
+        const float *logits;
+
+        for (size_t i = 0; i < 3; i++) {
+            size_t who = orders[o][i];
+            spans[i] = (struct model_span){
+                .tokens = tokens[who], .n_tokens = n_tokens[who], .n_logits = n_logits[who]};
+            assert_int_equal(state_new(&spans[i].seq, store, &err), OK);
+            assert_int_equal(state_reserve(store, spans[i].seq, n_tokens[who], &err), OK);
+        }
+        assert_int_equal(model_step(t.m, spans, 3, NULL, &result, &err), OK);
+        logits = result.logits;
+        for (size_t i = 0; i < 3; i++) {
+            size_t n = spans[i].n_logits * VOCAB;
+            assert_int_equal(result.bad_layer[i], -1);
+            assert_memory_equal(logits, alone[orders[o][i]], n * sizeof *logits);
+            logits += n;
+            state_free(store, spans[i].seq);
+        }
+    }
+    test_model_close(&t);
+}
+
 /* The thread count changes nothing either. */
 static void test_threads(void **state)
 {
@@ -369,6 +431,96 @@ static void test_bad_head(void **state)
     edit_close(&e);
 }
 
+/* A backend that says of single rows, at the check of a layer or at the head, what a faulty kernel would
+ * make true. */
+struct planted {
+    int32_t layer; /* of the check; N_LAYERS: the row's logits become NaN */
+    size_t row;    /* of the step, or of the logits */
+};
+
+enum { N_LAYERS = 4 };
+
+static const struct backend_ops *planted_real;
+static struct backend_ops planted_ops;
+static const struct planted *planted_faults; /* ends with row SIZE_MAX */
+
+static enum status run_planted(struct backend *be, const struct op *op, const struct step *step,
+                               const struct state_pools *pools, struct error *err)
+{
+    enum status rc = planted_real->run(be, op, step, pools, err);
+
+    for (const struct planted *f = planted_faults; op->kind == OP_CHECK && f->row != SIZE_MAX;
+         f++) {
+        if (f->layer == op->layer && step->bad_layer[f->row] < 0) {
+            step->bad_layer[f->row] = (int16_t)op->layer;
+        }
+    }
+    return rc;
+}
+
+static void read_planted(struct backend *be, void *dst, const void *src, size_t n_bytes)
+{
+    planted_real->read(be, dst, src, n_bytes);
+    for (const struct planted *f = planted_faults; f->row != SIZE_MAX; f++) {
+        if (f->layer == N_LAYERS) {
+            ((float *)dst)[f->row * VOCAB + 3] = INFINITY;
+        }
+    }
+}
+
+/* A span is marked with the least of its rows' bad layers, wherever that row stands, and logits that
+ * are not finite mark the span that they belong to. */
+static void test_bad_layer(void **state)
+{
+    enum { END = -1 };
+    static const struct {
+        struct planted faults[4];
+        int16_t want[3];
+    } cases[] = {
+        {{{2, 0}, {1, 2}, {END, SIZE_MAX}}, {1, -1, -1}},
+        {{{1, 0}, {2, 2}, {END, SIZE_MAX}}, {1, -1, -1}},
+        {{{3, 4}, {0, 5}, {2, 6}, {END, SIZE_MAX}}, {-1, 0, 2}},
+        {{{N_LAYERS, 0}, {END, SIZE_MAX}}, {N_LAYERS, -1, -1}}, /* logits: 2 + 1 + 3 rows */
+        {{{N_LAYERS, 1}, {END, SIZE_MAX}}, {N_LAYERS, -1, -1}},
+        {{{N_LAYERS, 2}, {END, SIZE_MAX}}, {-1, N_LAYERS, -1}},
+        {{{N_LAYERS, 3}, {END, SIZE_MAX}}, {-1, -1, N_LAYERS}},
+        {{{N_LAYERS, 5}, {1, 4}, {END, SIZE_MAX}}, {-1, 1, N_LAYERS}},
+    };
+    static const int32_t tokens[] = {5, 6, 7};
+    static const size_t n_tokens[] = {3, 3, 3}, n_logits[] = {2, 1, 3};
+    struct test_setup setup = {.n_live = 3};
+    struct test_model t;
+
+    (void)state;
+    open_fixture(&t, "tiny-qwen3_5-moe", &setup);
+    planted_real = t.be->ops;
+    planted_ops = *t.be->ops;
+    planted_ops.run = run_planted;
+    planted_ops.read = read_planted;
+    t.be->ops = &planted_ops;
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        struct model_span spans[3];
+        struct model_step_result result;
+        struct error err = {0};
+
+        planted_faults = cases[c].faults;
+        for (size_t i = 0; i < 3; i++) {
+            spans[i] = (struct model_span){
+                .tokens = tokens, .n_tokens = n_tokens[i], .n_logits = n_logits[i]};
+            assert_int_equal(state_new(&spans[i].seq, model_states(t.m), &err), OK);
+            assert_int_equal(
+                state_reserve(model_states(t.m), spans[i].seq, spans[i].n_tokens, &err), OK);
+        }
+        assert_int_equal(model_step(t.m, spans, 3, NULL, &result, &err), OK);
+        for (size_t i = 0; i < 3; i++) {
+            assert_int_equal(result.bad_layer[i], cases[c].want[i]);
+            state_free(model_states(t.m), spans[i].seq);
+        }
+    }
+    t.be->ops = planted_real;
+    test_model_close(&t);
+}
+
 /* ---- refusals ---- */
 
 static void test_refused_steps(void **state)
@@ -468,6 +620,7 @@ int main(void)
         cmocka_unit_test(test_threads),   cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_overflow),  cmocka_unit_test(test_refused_steps),
         cmocka_unit_test(test_no_memory), cmocka_unit_test(test_bad_head),
+        cmocka_unit_test(test_bad_layer), cmocka_unit_test(test_logit_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
