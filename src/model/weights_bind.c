@@ -209,9 +209,9 @@ static enum status bind_quantised(struct binder *b, struct matrix_source *s,
     if (rc != OK) {
         return rc;
     }
-    if (!settings.is_quantised) { /* the file wins, with the settings that hold in general */
+    if (!settings.is_quantised) { /* the file wins; the other settings describe it all the same */
         list_add(&b->quantised_against_rule, name);
-        settings = *gptq_config_default(b->gptq);
+        settings.is_quantised = true;
     }
     tensors.qweight = use(b, name, ".qweight")->tensor;
     t = use(b, name, ".scales");

@@ -386,6 +386,7 @@ static void test_rule_against_content(void **state)
     test_model_close(&t);
     read_log(text, sizeof text, &dir);
     assert_non_null(strstr(text, "12 matrices are quantised though the rules exclude them"));
+    assert_null(strstr(text, "read as quantised")); /* one line for all of them is enough */
     logits_of(got, dir.path);
     compare_close(got, "tiny-qwen3_5-moe-gptq-int4", 0);
     test_dir_close(&dir);
@@ -543,6 +544,39 @@ static void test_quantised_anywhere(void **state)
     }
 }
 
+/* The head's rule counts for a quantised head even where the config denies that there is one: the file
+ * wins, and nothing else describes it. */
+static void test_head_rule_against_switch(void **state)
+{
+    static float got[N_TOKENS * VOCAB], want[N_TOKENS * VOCAB];
+    struct checkpoint_edit quantised, plain;
+    struct json_object *q, *dynamic = json_object_new_object(), *rule = json_object_new_object();
+    struct test_dir dir, plain_dir;
+
+    (void)state;
+    edit_fixture(&quantised, "tiny-qwen3_next");
+    edit_fixture(&plain, "tiny-qwen3_next");
+    quantise(&quantised, &plain, "lm_head"); /* in groups of 32 */
+    set_gptq(&quantised);
+    assert_true(json_object_object_get_ex(quantised.config, "quantization_config", &q));
+    json_object_object_add(q, "lm_head", json_object_new_boolean(0));
+    json_object_object_add(q, "group_size", json_object_new_int(64));
+    json_object_object_add(rule, "group_size", json_object_new_int(32));
+    json_object_object_add(dynamic, "lm_head", rule);
+    json_object_object_add(q, "dynamic", dynamic);
+    test_dir_open(&dir);
+    test_dir_open(&plain_dir);
+    edit_write(&quantised, dir.path);
+    edit_write(&plain, plain_dir.path);
+    logits_of(got, dir.path);
+    logits_of(want, plain_dir.path);
+    assert_true(relative_error(got, want, N_TOKENS * VOCAB) <= 1e-5);
+    test_dir_close(&dir);
+    test_dir_close(&plain_dir);
+    edit_close(&quantised);
+    edit_close(&plain);
+}
+
 /* Plain matrices of other float types give the same numbers. */
 static void test_stored_types(void **state)
 {
@@ -617,6 +651,7 @@ int main(void)
         cmocka_unit_test(test_rule_against_content),
         cmocka_unit_test(test_groups_without_kernel),
         cmocka_unit_test(test_quantised_anywhere),
+        cmocka_unit_test(test_head_rule_against_switch),
         cmocka_unit_test(test_stored_types),
         cmocka_unit_test(test_tied),
     };
