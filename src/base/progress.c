@@ -31,6 +31,19 @@ static void amount(struct buf *line, enum progress_unit unit, double v)
     }
 }
 
+static void bar(struct buf *line, const struct progress *p)
+{
+    /* More may be done than was announced. */
+    double part = p->done < p->total ? (double)p->done / (double)p->total : 1;
+    size_t full = (size_t)(BAR_CELLS * part);
+
+    buf_append_char(line, '[');
+    for (size_t i = 0; i < BAR_CELLS; i++) {
+        buf_append_char(line, i < full ? '#' : '.');
+    }
+    buf_append_str(line, "] ");
+}
+
 static void show(struct progress *p, bool is_last)
 {
     struct buf line;
@@ -41,21 +54,18 @@ static void show(struct progress *p, bool is_last)
     buf_init(&line);
     buf_appendf(&line, "%s%s ", p->is_tty ? "\r" : "", p->label);
     if (p->total > 0 && p->is_tty) {
-        size_t full = (size_t)((double)BAR_CELLS * (double)p->done / (double)p->total);
-        buf_append_char(&line, '[');
-        for (size_t i = 0; i < BAR_CELLS; i++) {
-            buf_append_char(&line, i < full ? '#' : '.');
-        }
-        buf_append_str(&line, "] ");
+        bar(&line, p);
     }
     amount(&line, p->unit, (double)p->done);
     if (p->total > 0) {
         buf_append_str(&line, " / ");
         amount(&line, p->unit, (double)p->total);
     }
-    buf_append_str(&line, ", ");
-    amount(&line, p->unit, rate);
-    buf_append_str(&line, "/s");
+    if (p->done > 0 || is_last) { /* at the start there is no rate yet */
+        buf_append_str(&line, ", ");
+        amount(&line, p->unit, rate);
+        buf_append_str(&line, "/s");
+    }
     if (is_last) {
         buf_appendf(&line, ", %.2f s", seconds);
     } else if (p->total > p->done && rate > 0) {
@@ -83,9 +93,7 @@ void progress_start(struct progress *p, const char *label, enum progress_unit un
     p->total = total;
     p->done = 0;
     p->start_ns = p->shown_ns = clock_now_ns();
-    if (p->is_tty) {
-        show(p, false);
-    }
+    show(p, false);
 }
 
 void progress_update(struct progress *p, uint64_t done)
