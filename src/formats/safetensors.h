@@ -39,15 +39,16 @@ const struct safetensors_entry *safetensors_at(const struct safetensors *st,
 /* NULL when there is none. */
 const struct safetensors_entry *safetensors_find(const struct safetensors *st, const char *name);
 
-/* Writing: add() borrows name and data until finish(), which writes path atomically (temporary file
- * beside it, rename). Tensors are laid out by descending alignment, then by name. The data begins at
- * a multiple of 8 bytes, so a written tensor is aligned when the file is mapped. */
+/* Writing: add() copies *t, and borrows name and the data that t->data points to until finish() or
+ * free(). finish() writes path atomically (temporary file beside it, rename). Tensors are laid out by
+ * descending alignment, then by name. The data begins at a multiple of 8 bytes, so a written tensor
+ * is aligned when the file is mapped. */
 struct safetensors_writer;
 enum status safetensors_writer_new(struct safetensors_writer **out, struct error *err);
 enum status safetensors_writer_add(struct safetensors_writer *w, const char *name,
                                    const struct tensor *t, struct error *err);
 enum status safetensors_writer_finish(struct safetensors_writer *w, const char *path,
                                       struct error *err);
-void safetensors_writer_free(struct safetensors_writer *w);
+void safetensors_writer_free(struct safetensors_writer *w); /* accepts NULL */
 
 #endif

@@ -140,6 +140,37 @@ static void test_round_trip(void **state)
     test_dir_close(&d);
 }
 
+/* The tensor's description is copied, so one on the stack will do; the data is read by finish(). */
+static void test_writer_copies_tensor(void **state)
+{
+    struct test_dir d;
+    struct error err = {0};
+    struct safetensors_writer *w;
+    struct safetensors *st;
+    const struct safetensors_entry *e;
+    float values[2] = {1, 2}, got[2];
+    struct tensor t = {values, DTYPE_F32, 1, {2}};
+
+    (void)state;
+    test_dir_open(&d);
+    assert_int_equal(safetensors_writer_new(&w, &err), OK);
+    assert_int_equal(safetensors_writer_add(w, "a", &t, &err), OK);
+    t = (struct tensor){NULL, DTYPE_U8, 3, {9, 9, 9}};
+    values[1] = 5;
+    assert_int_equal(safetensors_writer_finish(w, test_path(&d, "copied"), &err), OK);
+    safetensors_writer_free(w);
+    assert_int_equal(safetensors_open(&st, test_path(&d, "copied"), &err), OK);
+    e = safetensors_find(st, "a");
+    assert_non_null(e);
+    assert_int_equal(e->tensor.dtype, DTYPE_F32);
+    assert_int_equal(e->tensor.n_dims, 1);
+    assert_int_equal(e->tensor.shape[0], 2);
+    memcpy(got, e->tensor.data, sizeof got);
+    assert_true(got[0] == 1 && got[1] == 5);
+    safetensors_close(st);
+    test_dir_close(&d);
+}
+
 static void test_writer_refuses(void **state)
 {
     struct test_dir d;
@@ -482,11 +513,17 @@ static void test_random_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good_file),           cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_writer_refuses),      cmocka_unit_test(test_headers),
-        cmocka_unit_test(test_name_length),         cmocka_unit_test(test_header_length),
-        cmocka_unit_test(test_header_length_limit), cmocka_unit_test(test_cut_everywhere),
-        cmocka_unit_test(test_every_byte_changed),  cmocka_unit_test(test_deep_nesting),
+        cmocka_unit_test(test_good_file),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_writer_copies_tensor),
+        cmocka_unit_test(test_writer_refuses),
+        cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_name_length),
+        cmocka_unit_test(test_header_length),
+        cmocka_unit_test(test_header_length_limit),
+        cmocka_unit_test(test_cut_everywhere),
+        cmocka_unit_test(test_every_byte_changed),
+        cmocka_unit_test(test_deep_nesting),
         cmocka_unit_test(test_random_damage),
     };
 
