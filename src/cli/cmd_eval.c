@@ -553,6 +553,7 @@ static int run(int argc, char **argv, struct log *log)
     enum status rc;
 
     model_flags_defaults(&ev.model_flags);
+    ev.model_flags.cpu_activations = "f32"; /* references are compared, not speeds */
     rc = flags_parse(&given, &command_eval, groups, sizeof groups / sizeof groups[0], 0, argc, argv,
                      log, &err);
     if (rc == OK && !given.help) {

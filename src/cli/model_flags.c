@@ -39,7 +39,12 @@ const struct flag model_flag_table[] = {
      .kind = FLAG_CHOICE,
      AT(cpu_activations),
      .choices = "auto|f32|bf16|int8",
-     .help = "what the int4 kernels read on a CPU; so far every value resolves to f32"},
+     .help = "what quantised matrices multiply on a CPU; auto is int8 with --dtype auto, else f32"},
+    {.name = "dense-quant",
+     .kind = FLAG_CHOICE,
+     AT(dense_quant),
+     .choices = "none|int8",
+     .help = "quantise dense matrices while loading: attention, delta nets, shared experts, head"},
     {.name = "quantization",
      .kind = FLAG_STRING,
      AT(quantization),
@@ -58,7 +63,7 @@ const struct flag model_flag_table[] = {
     {.name = "cpu-isa",
      .kind = FLAG_CHOICE,
      AT(cpu_isa),
-     .choices = "auto|scalar|avx2",
+     .choices = "auto|scalar|avx2|avxvnni|avx512",
      .help = "instruction set of the CPU kernels"},
     {.name = "threads",
      .kind = FLAG_SIZE,
@@ -115,4 +120,5 @@ void model_flags_defaults(struct model_flags *f)
 {
     f->dtype = f->kv_cache_dtype = f->mamba_ssm_dtype = f->cpu_activations = "auto";
     f->load_format = f->cpu_isa = "auto";
+    f->dense_quant = "none";
 }

@@ -28,6 +28,33 @@ static enum dtype dtype_named(const char *name)
     return DTYPE_NONE;
 }
 
+const char *cpu_activations_name(enum cpu_activations a)
+{
+    return a == CPU_ACTIVATIONS_INT8 ? "int8" : a == CPU_ACTIVATIONS_BF16 ? "bf16" : "f32";
+}
+
+/* auto follows --dtype: who names a type wants its accuracy. */
+static void resolve_activations(struct model_resolved *out, const struct model_flags *f,
+                                struct settings *s)
+{
+    const char *asked = f->cpu_activations ? f->cpu_activations : "auto";
+    const char *why = NULL;
+
+    if (strcmp(asked, "int8") == 0) {
+        out->activations = CPU_ACTIVATIONS_INT8;
+    } else if (strcmp(asked, "bf16") == 0) {
+        out->activations = CPU_ACTIVATIONS_BF16;
+    } else if (strcmp(asked, "f32") == 0) {
+        out->activations = CPU_ACTIVATIONS_F32;
+    } else {
+        bool is_free = dtype_named(f->dtype) == DTYPE_NONE;
+        out->activations = is_free ? CPU_ACTIVATIONS_INT8 : CPU_ACTIVATIONS_F32;
+        why = is_free ? "--dtype is auto" : "--dtype was given";
+    }
+    settings_add(s, "cpu-activations", f->cpu_activations, why, "%s",
+                 cpu_activations_name(out->activations));
+}
+
 static void resolve_dtypes(struct model_resolved *out, const struct model_flags *f,
                            const struct model_config *c, struct settings *s)
 {
@@ -58,14 +85,10 @@ static void resolve_dtypes(struct model_resolved *out, const struct model_flags 
     settings_add(s, "conv-state-dtype", "", "follows dtype, always", "%s",
                  dtype_name(out->compute));
 
-    bool is_other = f->cpu_activations && strcmp(f->cpu_activations, "auto") != 0 &&
-                    strcmp(f->cpu_activations, "f32") != 0;
-    settings_add(s, "cpu-activations", f->cpu_activations,
-                 is_other ? "only f32 kernels exist so far; nothing is lost but speed" : NULL,
-                 "f32");
-    if (is_other) {
-        settings_warn(s);
-    }
+    resolve_activations(out, f, s);
+    out->dense_quant =
+        f->dense_quant && strcmp(f->dense_quant, "int8") == 0 ? DENSE_QUANT_INT8 : DENSE_QUANT_NONE;
+    settings_add(s, "dense-quant", f->dense_quant, NULL, "%s", dense_quant_name(out->dense_quant));
 }
 
 /* ---- sizes ---------------------------------------------------------------------------------- */

@@ -21,6 +21,8 @@ enum {
 
 struct model_resolved {
     enum dtype compute, kv, recurrent;
+    enum cpu_activations activations;
+    enum dense_quant dense_quant;
     size_t context_length, max_total_tokens, max_running;
     size_t chunk_tokens; /* 0: never cut */
     size_t max_prefill_tokens;

@@ -10,13 +10,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backend/cpu/cpu_backend.h"
 #include "base/clock.h"
 #include "base/cpu.h"
+#include "base/numa.h"
 #include "base/pool.h"
 #include "base/size.h"
 #include "cli/memory_check.h"
 #include "cli/model_resolve.h"
+#include "model/dense_quant.h"
 
 /* ---- the checkpoint and what its JSON says -------------------------------------------------- */
 
@@ -92,15 +93,29 @@ static enum status read_generation(struct model_setup *s, const struct model_con
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-static enum status open_backend(struct model_setup *s, const struct model_flags *f,
-                                struct error *err)
+static enum cpu_isa isa_named(const char *name)
 {
-    struct cpu_backend_options o = {.n_threads = f->threads};
-    if (f->cpu_isa && strcmp(f->cpu_isa, "scalar") == 0) {
-        o.isa = CPU_ISA_SCALAR;
-    } else if (f->cpu_isa && strcmp(f->cpu_isa, "avx2") == 0) {
-        o.isa = CPU_ISA_AVX2;
+    static const struct {
+        const char *name;
+        enum cpu_isa isa;
+    } names[] = {{"scalar", CPU_ISA_SCALAR},
+                 {"avx2", CPU_ISA_AVX2},
+                 {"avxvnni", CPU_ISA_AVX_VNNI},
+                 {"avx512", CPU_ISA_AVX512}};
+
+    for (size_t i = 0; name && i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(names[i].name, name) == 0) {
+            return names[i].isa;
+        }
     }
+    return CPU_ISA_AUTO;
+}
+
+static enum status open_backend(struct model_setup *s, const struct model_flags *f,
+                                enum cpu_activations activations, struct error *err)
+{
+    const struct cpu_backend_options o = {
+        .n_threads = f->threads, .isa = isa_named(f->cpu_isa), .activations = activations};
     enum status rc = cpu_backend_new(&s->backend, &o, err);
     if (rc == OK) {
         char features[128], cpu[128];
@@ -110,8 +125,7 @@ static enum status open_backend(struct model_setup *s, const struct model_flags 
         settings_add(&s->settings, "device", "", NULL, "cpu: %.60s, %.50s", cpu, features);
         settings_add_size(&s->settings, "threads", f->threads, NULL,
                           pool_threads(cpu_backend_pool(s->backend)));
-        settings_add(&s->settings, "cpu-isa", f->cpu_isa, NULL, "%s",
-                     o.isa == CPU_ISA_SCALAR || !found.avx2 ? "scalar" : "avx2");
+        settings_add(&s->settings, "cpu-isa", f->cpu_isa, NULL, "%s", cpu_backend_isa(s->backend));
     }
     return rc;
 }
@@ -136,6 +150,7 @@ static enum status open_model(struct model_setup *s, const struct model_resolved
         .config_override = s->override,
         .gdn_chunk_min = o->gdn_chunk_min,
         .pool = cpu_backend_pool(s->backend),
+        .dense_quant = r->dense_quant,
     };
     if (o->out_rows_max) {
         mo.out_rows_max = o->out_rows_max == SIZE_MAX ? r->rows_max : o->out_rows_max;
@@ -143,6 +158,35 @@ static enum status open_model(struct model_setup *s, const struct model_resolved
     progress_init(&progress, STDERR_FILENO);
     bool show = !o->quiet || progress.is_tty;
     return model_open(&s->model, s->checkpoint, s->backend, &mo, log, show ? &progress : NULL, err);
+}
+
+/* What the kernels will read. Dense matrices that become int8 count as such: their originals are read
+ * once and may leave memory. Where the checkpoint itself quantises dense matrices, it is not known here
+ * which ones stay; then the copies count besides. */
+static enum status weights_planned(size_t *out, const struct model_setup *s,
+                                   const struct model_config *c, const struct model_resolved *r,
+                                   struct error *err)
+{
+    bool may_be_quantised = checkpoint_quantization(s->checkpoint) && c->n_experts == 0;
+    struct model_spec spec;
+    enum status rc = OK;
+
+    *out = checkpoint_bytes(s->checkpoint);
+    if (r->dense_quant == DENSE_QUANT_NONE) {
+        return OK;
+    }
+    rc = model_spec_build(&spec, c, err);
+    if (rc == OK) {
+        size_t n = dense_quant_elems(&spec);
+        size_t originals = spec.head == spec.embed
+                               ? n - spec.matrices[spec.head].n_out * spec.matrices[spec.head].n_in
+                               : n;
+
+        originals = may_be_quantised ? 0 : size_min(originals * sizeof(uint16_t), *out);
+        *out = *out - originals + dense_quant_bytes(n);
+    }
+    model_spec_release(&spec);
+    return rc;
 }
 
 static enum status check_memory(const struct model_setup *s, const struct model_config *c,
@@ -155,8 +199,12 @@ static enum status check_memory(const struct model_setup *s, const struct model_
                                   .n_tokens = r->max_total_tokens,
                                   .context_max = r->context_length};
     size_t out_rows = o->out_rows_max ? size_min(o->out_rows_max, r->rows_max) : r->max_running;
-    enum status rc = memory_plan_make(&plan, c, checkpoint_bytes(s->checkpoint), &budget,
-                                      r->compute, r->recurrent, r->kv, r->rows_max, out_rows, err);
+    size_t weight_bytes = 0;
+    enum status rc = weights_planned(&weight_bytes, s, c, r, err);
+    if (rc == OK) {
+        rc = memory_plan_make(&plan, c, weight_bytes, &budget, r->compute, r->recurrent, r->kv,
+                              r->rows_max, out_rows, err);
+    }
     if (rc != OK) {
         return rc;
     }
@@ -247,7 +295,8 @@ static enum status load(struct model_setup *s, const struct model_flags *f,
     s->context_length = r.context_length;
     s->max_running = r.max_running;
     s->max_prefill_tokens = r.max_prefill_tokens;
-    rc = open_backend(s, f, err);
+    s->activations = r.activations;
+    rc = open_backend(s, f, r.activations, err);
     if (rc == OK) {
         settings_print(&s->settings, log, o->quiet);
         rc = check_memory(s, c, &r, o, log, err);
@@ -297,12 +346,18 @@ enum status model_setup_open(struct model_setup *out, const struct model_flags *
                              struct error *err)
 {
     uint64_t start = clock_now_ns();
+    struct numa_topology numa;
     *out = (struct model_setup){0};
+    /* Weights and pools over all nodes; the worker threads, started meanwhile, keep dealing. */
+    numa_detect(&numa, "/sys/devices/system/node");
+    numa_interleave(&numa, true);
     enum status rc = open_all(out, f, o, log, err);
+    numa_interleave(&numa, false);
     if (rc != OK) {
         model_setup_close(out);
         return rc;
     }
+    numa_bind_pool(&numa, cpu_backend_pool(out->backend));
     if (!o->quiet) {
         print_dtypes(out->model, log);
         log_info(log, "loaded in %.2f s", clock_seconds_since(start));

@@ -4,6 +4,7 @@
 #ifndef CLI_MODEL_SETUP_H
 #define CLI_MODEL_SETUP_H
 
+#include "backend/cpu/cpu_backend.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/status.h"
@@ -20,11 +21,12 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     const char *dtype;           /* auto|half|float16|bfloat16|float|float32 */
     const char *kv_cache_dtype;  /* auto|float32|float16|bf16|bfloat16|fp8_e4m3|fp8_e5m2 */
     const char *mamba_ssm_dtype; /* auto|float32|bfloat16 */
-    const char *cpu_activations; /* auto|f32|bf16|int8; all resolve to f32 so far */
+    const char *cpu_activations; /* auto|f32|bf16|int8 */
+    const char *dense_quant;     /* none|int8 */
     const char *quantization;    /* must agree with the checkpoint when given */
     const char *load_format;
     const char *model_override_args; /* JSON */
-    const char *cpu_isa;             /* auto|scalar|avx2 */
+    const char *cpu_isa;             /* auto|scalar|avx2|avxvnni|avx512 */
     size_t threads;                  /* 0: one per physical core */
     size_t context_length;           /* 0: from the config */
     size_t max_total_tokens;         /* 0: default */
@@ -50,6 +52,7 @@ struct model_setup {
     size_t n_eos_ids;
     size_t chunk_tokens, context_length, max_running; /* chunk_tokens 0: prompts are not cut */
     size_t max_prefill_tokens;
+    enum cpu_activations activations;
     struct settings settings;     /* asked and done, for /server_info */
     struct json_object *override; /* --json-model-override-args, or NULL */
 };
@@ -74,5 +77,7 @@ enum status model_setup_open(struct model_setup *out, const struct model_flags *
                              const struct model_setup_options *o, const struct log *log,
                              struct error *err);
 void model_setup_close(struct model_setup *s);
+
+const char *cpu_activations_name(enum cpu_activations a); /* as the flag says it */
 
 #endif

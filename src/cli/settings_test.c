@@ -80,8 +80,10 @@ static void test_defaults(void **state)
     assert_int_equal(x.r.rows_max, 2048 + 32);
     assert_string_equal(row_of(&x.s, "dtype")->asked, "auto");
     assert_string_equal(row_of(&x.s, "dtype")->done, "float32");
-    assert_string_equal(row_of(&x.s, "cpu-activations")->done, "f32");
-    assert_false(row_of(&x.s, "cpu-activations")->is_warning);
+    assert_int_equal(x.r.activations, CPU_ACTIVATIONS_INT8);
+    assert_string_equal(row_of(&x.s, "cpu-activations")->done, "int8");
+    assert_int_equal(x.r.dense_quant, DENSE_QUANT_NONE);
+    assert_string_equal(row_of(&x.s, "dense-quant")->done, "none");
 }
 
 static void test_dtypes(void **state)
@@ -93,14 +95,19 @@ static void test_dtypes(void **state)
     model_flags_defaults(&f);
     f.dtype = "half";
     f.kv_cache_dtype = "fp8_e4m3";
-    f.cpu_activations = "int8";
+    f.cpu_activations = "bf16";
+    f.dense_quant = "int8";
     struct resolved x = resolve(&f, &c);
     assert_int_equal(x.r.compute, DTYPE_F16);
     assert_int_equal(x.r.kv, DTYPE_F8_E4M3);
     assert_int_equal(x.r.recurrent, DTYPE_BF16);
     assert_string_equal(row_of(&x.s, "conv-state-dtype")->done, "float16");
-    assert_string_equal(row_of(&x.s, "cpu-activations")->done, "f32");
-    assert_true(row_of(&x.s, "cpu-activations")->is_warning);
+    assert_int_equal(x.r.activations, CPU_ACTIVATIONS_BF16);
+    assert_string_equal(row_of(&x.s, "cpu-activations")->done, "bf16");
+    assert_int_equal(x.r.dense_quant, DENSE_QUANT_INT8);
+    f.cpu_activations = "auto";
+    x = resolve(&f, &c);
+    assert_int_equal(x.r.activations, CPU_ACTIVATIONS_F32);
     f.kv_cache_dtype = "auto";
     f.dtype = "bfloat16";
     x = resolve(&f, &c);

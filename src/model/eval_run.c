@@ -242,15 +242,21 @@ static double neg_log_prob(const float *logits, size_t n, int32_t token)
     return log(sum) + max - logits[token];
 }
 
-enum status eval_loss(double *sum, struct model *m, const int32_t *tokens, size_t n_tokens,
-                      struct error *err)
+enum status eval_each(struct model *m, const int32_t *tokens, size_t n_tokens, eval_logits_fn *fn,
+                      void *ctx, struct error *err)
 {
     struct state_store *store = model_states(m);
     size_t vocab = model_get_config(m)->vocab_size, rows_max = model_get_options(m)->rows_max;
     struct seq_state *seq;
-    enum status rc = state_new(&seq, store, err);
+    enum status rc;
 
-    *sum = 0;
+    for (size_t i = 0; i < n_tokens; i++) {
+        if (tokens[i] < 0 || (size_t)tokens[i] >= vocab) {
+            return error_set(err, ERR_BAD_REQUEST, "token id %d is outside the vocabulary",
+                             tokens[i]);
+        }
+    }
+    rc = state_new(&seq, store, err);
     for (size_t done = 0; rc == OK && done + 1 < n_tokens;) {
         struct model_step_result result;
         size_t n = size_min(rows_max, n_tokens - 1 - done); /* the last token is only predicted */
@@ -265,16 +271,34 @@ enum status eval_loss(double *sum, struct model *m, const int32_t *tokens, size_
                            result.bad_layer[0]);
         }
         for (size_t i = 0; rc == OK && i < n; i++) {
-            int32_t next = tokens[done + i + 1];
-            if (next < 0 || (size_t)next >= vocab) {
-                rc = error_set(err, ERR_BAD_REQUEST, "token id %d is outside the vocabulary", next);
-            } else {
-                *sum += neg_log_prob(result.logits + i * vocab, vocab, next);
-            }
+            fn(ctx, done + i, result.logits + i * vocab);
         }
         done += n;
     }
     state_free(store, seq);
+    return rc;
+}
+
+struct loss_sum {
+    double sum;
+    size_t vocab;
+    const int32_t *tokens;
+};
+
+static void loss_add(void *ctx, size_t position, const float *logits)
+{
+    struct loss_sum *l = ctx;
+
+    l->sum += neg_log_prob(logits, l->vocab, l->tokens[position + 1]);
+}
+
+enum status eval_loss(double *sum, struct model *m, const int32_t *tokens, size_t n_tokens,
+                      struct error *err)
+{
+    struct loss_sum l = {.vocab = model_get_config(m)->vocab_size, .tokens = tokens};
+    enum status rc = eval_each(m, tokens, n_tokens, loss_add, &l, err);
+
+    *sum = l.sum;
     return rc;
 }
 

@@ -45,6 +45,12 @@ enum status eval_run(struct eval_result *out, struct model *m, const int32_t *to
                      size_t n_tokens, const struct eval_options *o, struct error *err);
 void eval_result_release(struct eval_result *r);
 
+/* Calls fn with the logits, [vocab], after each token but the last: they predict token position + 1. The
+ * ids are checked first, the last one too. From an empty state. */
+typedef void eval_logits_fn(void *ctx, size_t position, const float *logits);
+enum status eval_each(struct model *m, const int32_t *tokens, size_t n_tokens, eval_logits_fn *fn,
+                      void *ctx, struct error *err);
+
 /* Sum over i >= 1 of -log p(token i | tokens before), from an empty state. */
 enum status eval_loss(double *sum, struct model *m, const int32_t *tokens, size_t n_tokens,
                       struct error *err);

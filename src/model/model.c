@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/size.h"
+#include "model/dense_quant.h"
 #include "model/model_internal.h"
 
 enum {
@@ -114,6 +115,9 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
     if (rc == OK) {
         rc = weights_load(&m->weights, &m->spec, ck, m->options.pool, log, progress, err);
     }
+    if (rc == OK && m->options.dense_quant == DENSE_QUANT_INT8) {
+        rc = dense_quantise(&m->weights, &m->spec, m->options.pool, progress, err);
+    }
     if (rc == OK) {
         rc = op_plan_build(&m->plan, m->be, &m->spec, &m->weights, &m->dtypes, &plan, err);
     }
@@ -180,6 +184,11 @@ const struct model_options *model_get_options(const struct model *m)
 size_t model_weight_bytes(const struct model *m)
 {
     return m->weights.n_bytes;
+}
+
+const char *dense_quant_name(enum dense_quant q)
+{
+    return q == DENSE_QUANT_INT8 ? "int8" : "none";
 }
 
 const struct op *model_plan(const struct model *m, size_t *n_ops)

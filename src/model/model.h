@@ -21,6 +21,10 @@
 
 struct pool;
 
+/* What becomes of dense matrices when they are loaded; see dense_quant.h. */
+enum dense_quant { DENSE_QUANT_NONE, DENSE_QUANT_INT8 };
+const char *dense_quant_name(enum dense_quant q);
+
 struct model_options {
     enum dtype compute_dtype; /* DTYPE_NONE = auto; F32, F16, BF16. auto on a CPU = F32 */
     enum dtype
@@ -33,6 +37,7 @@ struct model_options {
     struct json_object *config_override; /* or NULL */
     size_t gdn_chunk_min; /* 0: default; SIZE_MAX: always the recurrent form (tests) */
     struct pool *pool;    /* for loading; may be NULL */
+    enum dense_quant dense_quant;
 };
 
 struct model;

@@ -81,16 +81,22 @@ static const float *vector(const struct builder *b, vector_slot slot)
     return b->w->vectors[slot];
 }
 
-static void part_add(struct builder *b, struct op *op, matrix_slot slot, struct operand out,
-                     bool accumulates)
+static void part_add_weight(struct op *op, const struct weight *w, struct operand out,
+                            bool accumulates)
 {
     struct op_linear *l = &op->u.linear;
 
     assert(l->n_parts < LINEAR_PARTS_MAX);
-    l->part[l->n_parts].w = *matrix(b, slot);
+    l->part[l->n_parts].w = *w;
     l->part[l->n_parts].out = out;
     l->part[l->n_parts].accumulates = accumulates;
     l->n_parts++;
+}
+
+static void part_add(struct builder *b, struct op *op, matrix_slot slot, struct operand out,
+                     bool accumulates)
+{
+    part_add_weight(op, matrix(b, slot), out, accumulates);
 }
 
 static struct op linear_op(const char *name, struct operand in)
@@ -364,7 +370,9 @@ static void emit_head(struct builder *b)
     emit(b, &op);
     op = linear_op("lm_head", normed);
     op.rows = ROWS_OUT;
-    part_add(b, &op, spec->head, b->plan->logits, false);
+    part_add_weight(&op,
+                    b->w->tied_head.kind != WEIGHT_NONE ? &b->w->tied_head : matrix(b, spec->head),
+                    b->plan->logits, false);
     emit(b, &op);
 }
 

@@ -450,6 +450,7 @@ void weights_release(struct model_weights *w)
 {
     weights_release_experts(w);
     free(w->block);
+    free(w->int8_block);
     free(w->matrices);
     free(w->vectors);
     *w = (struct model_weights){0};
@@ -496,6 +497,10 @@ void weights_print_classes(const struct model_weights *w, const struct model_spe
             }
             forms[f].n++;
             forms[f].bytes += weight_bytes(&w->matrices[i]);
+        }
+        if (class == CLASS_HEAD && w->tied_head.kind != WEIGHT_NONE) {
+            forms[n_forms++] =
+                (struct form){weight_kind_name(&w->tied_head), 1, weight_bytes(&w->tied_head)};
         }
         for (size_t f = 0; f < n_forms; f++) {
             buf_appendf(out, "  %-20s %-12s %zu matrices, ",

@@ -42,7 +42,9 @@ struct model_weights {
     size_t block_bytes;
     struct expert_arena *arenas; /* one for each layer whose experts are quantised alike */
     size_t n_arenas;
-    size_t n_bytes; /* all matrices and vectors, mapped or rewritten */
+    uint8_t *int8_block;     /* of dense_quant.h */
+    struct weight tied_head; /* WEIGHT_NONE: the head is matrices[spec->head] */
+    size_t n_bytes;          /* all matrices and vectors, mapped or rewritten */
     struct weights_skipped skipped[WEIGHTS_SKIP_LABELS_MAX];
     size_t n_skipped;
 };
