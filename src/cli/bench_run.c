@@ -4,70 +4,172 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu_backend.h"
 #include "base/clock.h"
+#include "base/pool.h"
 #include "base/size.h"
 
 struct bench {
     struct model *model;
+    struct backend *be;
     const struct bench_plan *plan;
     struct progress *progress;
-    size_t n_vocab, n_done;  /* tokens, for the progress line */
-    struct seq_state **seqs; /* [n_seqs_max] */
-    struct model_span *spans;
-    int32_t *next; /* [n_seqs_max] token to feed */
+    struct bench_result *result;
+    struct machine_probe probe;
+    struct routing_sim *sim; /* or NULL: the model routes */
+
+    const struct op *ops;
+    size_t n_ops, n_expert_layers, n_vocab;
+    size_t n_done; /* tokens, for the progress line */
+
     size_t n_seqs_max;
-    int32_t *prompt; /* [longest prompt] */
-    double *rates;   /* [repeat] */
+    struct seq_state **seqs;       /* [n_seqs_max] */
+    struct state_snapshot **start; /* [n_seqs_max] where generation starts; NULL: from nothing */
+    struct model_span *spans;      /* [n_seqs_max] */
+    int32_t *first, *next;         /* [n_seqs_max] tokens to feed */
+    int32_t *prompt;               /* [longest prompt] */
+    double *rates;                 /* [repeat] */
+
+    /* of the run that goes on */
+    struct cost_step *steps; /* [n_steps_max] what was done, for the accounting afterwards */
+    size_t n_steps, n_steps_max;
+    uint64_t *seen; /* a bit for each expert of a layer */
+    size_t n_touched;
+    struct op_profile *profile;
 };
+
+/* ---- sizes of a plan ---- */
+
+static size_t list_max(const struct bench_list *l, size_t at_least)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        at_least = size_max(at_least, l->at[i]);
+    }
+    return at_least;
+}
+
+size_t bench_seqs_max(const struct bench_plan *plan)
+{
+    return list_max(&plan->batches, 1);
+}
+
+size_t bench_context_tokens(const struct bench_plan *plan)
+{
+    size_t decode = plan->batches.n > 0 ? list_max(&plan->depths, 0) + plan->decode_tokens : 0;
+
+    return size_max(decode, list_max(&plan->prompts, 1));
+}
+
+static size_t pages_for(size_t n_tokens)
+{
+    return (n_tokens + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
+}
+
+size_t bench_pool_tokens(const struct bench_plan *plan)
+{
+    size_t pages = pages_for(list_max(&plan->prompts, 1));
+
+    for (size_t i = 0; i < plan->depths.n; i++) {
+        size_t depth = plan->depths.at[i];
+        /* A page that is begun when the snapshot is taken is copied by the first token after it. */
+        size_t each = pages_for(depth + plan->decode_tokens) + (depth % KV_PAGE_TOKENS != 0);
+
+        pages = size_max(pages, bench_seqs_max(plan) * each);
+    }
+    return pages * KV_PAGE_TOKENS;
+}
+
+static uint64_t count_tokens(const struct bench_plan *p)
+{
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < p->prompts.n; i++) {
+        n += p->prompts.at[i] * (p->repeat + 1);
+    }
+    for (size_t i = 0; i < p->batches.n; i++) {
+        for (size_t j = 0; j < p->depths.n; j++) {
+            n += p->batches.at[i] * (p->depths.at[j] + p->decode_tokens * (p->repeat + 1));
+        }
+    }
+    return n * size_max(p->threads.n, 1);
+}
 
 /* ---- sequences ---- */
 
 static void close_seqs(struct bench *b)
 {
+    struct state_store *store = model_states(b->model);
+
     for (size_t i = 0; i < b->n_seqs_max; i++) {
-        state_free(model_states(b->model), b->seqs[i]);
+        state_snapshot_free(store, b->start[i]);
+        state_free(store, b->seqs[i]);
+        b->start[i] = NULL;
         b->seqs[i] = NULL;
     }
 }
 
-static enum status open_seqs(struct bench *b, size_t n, size_t n_tokens, struct error *err)
+static enum status open_seqs(struct bench *b, size_t n, struct error *err)
 {
-    struct state_store *store = model_states(b->model);
     enum status rc = OK;
 
     for (size_t i = 0; i < n && rc == OK; i++) {
-        rc = state_new(&b->seqs[i], store, err);
-        if (rc == OK) {
-            rc = state_reserve(store, b->seqs[i], n_tokens, err);
-        }
-    }
-    if (rc != OK) {
-        close_seqs(b);
-        if (rc == ERR_BUSY) {
-            rc = ERR_LIMIT;
-        }
+        rc = state_new(&b->seqs[i], model_states(b->model), err);
     }
     return rc;
+}
+
+/* ---- one step ---- */
+
+/* Counts the distinct experts, and chooses them if the routing is made up. */
+static bool see_routes(void *ctx, const struct op *op, const struct step *step, size_t n_rows,
+                       int32_t *idx)
+{
+    struct bench *b = ctx;
+    const struct op_route *u = &op->u.route;
+    bool is_made_up = b->sim && routing_sim_hook(b->sim, op, step, n_rows, idx);
+
+    memset(b->seen, 0, (u->n_experts + 63) / 64 * sizeof *b->seen);
+    for (size_t i = 0; i < n_rows * u->top_k; i++) {
+        uint64_t *word = &b->seen[(size_t)idx[i] / 64], bit = UINT64_C(1) << idx[i] % 64;
+
+        b->n_touched += (*word & bit) == 0;
+        *word |= bit;
+    }
+    return is_made_up;
 }
 
 static enum status step(struct bench *b, size_t n, struct model_step_result *result,
                         struct error *err)
 {
-    enum status rc = model_step(b->model, b->spans, n, NULL, result, err);
+    const struct model_step_options o = {.route_hook = see_routes,
+                                         .route_ctx = b,
+                                         .op_done = b->profile ? op_profile_note : NULL,
+                                         .op_ctx = b->profile};
+    struct cost_step *done = &b->steps[b->n_steps];
+    uint64_t start = clock_now_ns();
+    enum status rc;
 
+    *done = (struct cost_step){.n_seqs = n, .depth = state_tokens(b->spans[0].seq)};
+    b->n_touched = 0;
+    rc = model_step(b->model, b->spans, n, &o, result, err);
+    if (b->profile) {
+        b->profile->step_ns += clock_now_ns() - start;
+        b->profile->n_steps++;
+    }
     for (size_t i = 0; i < n && rc == OK; i++) {
+        done->n_rows += b->spans[i].n_tokens;
+        done->n_out_rows += b->spans[i].n_logits;
         if (result->bad_layer[i] >= 0) {
             rc = error_set(err, ERR_INTERNAL, "layer %d computed a value that is not finite",
                            result->bad_layer[i]);
         }
     }
+    if (b->n_expert_layers > 0) {
+        done->n_touched = (double)b->n_touched / (double)b->n_expert_layers;
+    }
+    b->n_steps = size_min(b->n_steps + 1, b->n_steps_max - 1);
+    b->n_done += done->n_rows;
     return rc;
-}
-
-static void note_progress(struct bench *b, size_t n_tokens)
-{
-    b->n_done += n_tokens;
-    progress_update(b->progress, b->n_done);
 }
 
 static int32_t largest(const float *logits, size_t n)
@@ -88,9 +190,7 @@ static void fill_prompt(struct bench *b, size_t n, uint64_t seed)
     }
 }
 
-/* ---- one timed run of each kind ---- */
-
-/* Feeds the prompt to sequence i in chunks; its first token goes to next[i]. */
+/* Feeds the prompt to sequence i in chunks; the token after it goes to first[i]. */
 static enum status feed_prompt(struct bench *b, size_t i, size_t n, struct error *err)
 {
     size_t chunk = b->plan->chunk_tokens > 0 ? b->plan->chunk_tokens : n;
@@ -107,26 +207,10 @@ static enum status feed_prompt(struct bench *b, size_t i, size_t n, struct error
         if (rc != OK) {
             return rc;
         }
-        note_progress(b, len);
+        progress_update(b->progress, b->n_done);
     }
-    b->next[i] = largest(result.logits, b->n_vocab);
+    b->first[i] = largest(result.logits, b->n_vocab);
     return OK;
-}
-
-static enum status time_prefill(struct bench *b, size_t n, double *rate, struct error *err)
-{
-    enum status rc = open_seqs(b, 1, n, err);
-    uint64_t start;
-
-    if (rc != OK) {
-        return rc;
-    }
-    fill_prompt(b, n, n);
-    start = clock_now_ns();
-    rc = feed_prompt(b, 0, n, err);
-    *rate = (double)n / clock_seconds_since(start);
-    close_seqs(b);
-    return rc;
 }
 
 static enum status decode_steps(struct bench *b, size_t batch, struct error *err)
@@ -145,124 +229,342 @@ static enum status decode_steps(struct bench *b, size_t batch, struct error *err
         for (size_t i = 0; i < batch; i++) {
             b->next[i] = largest(result.logits + i * b->n_vocab, b->n_vocab);
         }
-        note_progress(b, batch);
     }
     return OK;
 }
 
-static enum status time_decode(struct bench *b, size_t batch, double *rate, struct error *err)
+/* ---- a case: prepared once, run again and again ---- */
+
+static enum status prepare_decode(struct bench *b, const struct bench_row *row, struct error *err)
 {
-    size_t n_decode = b->plan->decode_tokens;
-    enum status rc = open_seqs(b, batch, BENCH_DECODE_PROMPT + n_decode, err);
-
-    if (rc != OK) {
-        return rc;
-    }
-    for (size_t i = 0; i < batch && rc == OK; i++) {
-        fill_prompt(b, BENCH_DECODE_PROMPT, i + 1);
-        rc = feed_prompt(b, i, BENCH_DECODE_PROMPT, err);
-    }
-    if (rc == OK) {
-        uint64_t start = clock_now_ns();
-
-        rc = decode_steps(b, batch, err);
-        *rate = (double)(batch * n_decode) / clock_seconds_since(start);
-    }
-    close_seqs(b);
-    return rc;
-}
-
-/* ---- all of it ---- */
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-struct bench_rate bench_summarise(double *values, size_t n)
-{
-    qsort(values, n, sizeof *values, by_value);
-    return (struct bench_rate){.median = (values[(n - 1) / 2] + values[n / 2]) / 2,
-                               .least = values[0],
-                               .most = values[n - 1]};
-}
-
-typedef enum status timed_fn(struct bench *b, size_t size, double *rate, struct error *err);
-
-static enum status repeat(struct bench *b, timed_fn *fn, size_t size, struct bench_rate *out,
-                          struct error *err)
-{
-    double warm_up;
-    enum status rc = fn(b, size, &warm_up, err);
-
-    for (size_t i = 0; i < b->plan->repeat && rc == OK; i++) {
-        rc = fn(b, size, &b->rates[i], err);
-    }
-    if (rc == OK) {
-        *out = bench_summarise(b->rates, b->plan->repeat);
-    }
-    return rc;
-}
-
-static size_t longest(const size_t *values, size_t n, size_t at_least)
-{
-    for (size_t i = 0; i < n; i++) {
-        at_least = size_max(at_least, values[i]);
-    }
-    return at_least;
-}
-
-static uint64_t count_tokens(const struct bench_plan *p)
-{
-    uint64_t n = 0;
-
-    for (size_t i = 0; i < p->n_prompts; i++) {
-        n += p->prompt_tokens[i];
-    }
-    for (size_t i = 0; i < p->n_batches; i++) {
-        n += p->batches[i] * (BENCH_DECODE_PROMPT + p->decode_tokens);
-    }
-    return n * (p->repeat + 1);
-}
-
-enum status bench_run(struct bench_result *out, struct model *m, const struct bench_plan *plan,
-                      struct progress *progress, struct error *err)
-{
-    struct bench b = {.model = m, .plan = plan, .progress = progress};
+    struct state_store *store = model_states(b->model);
     enum status rc = OK;
 
+    for (size_t i = 0; i < row->n_seqs && rc == OK; i++) {
+        fill_prompt(b, row->depth > 0 ? row->depth : 1, i + 1);
+        b->first[i] = b->prompt[0];
+        b->n_steps = 0;
+        if (row->depth == 0) {
+            continue;
+        }
+        rc = state_reserve(store, b->seqs[i], row->depth, err);
+        if (rc == OK) {
+            rc = feed_prompt(b, i, row->depth, err);
+        }
+        if (rc == OK) {
+            rc = state_snapshot_new(&b->start[i], store, b->seqs[i], err);
+        }
+    }
+    return rc;
+}
+
+/* Back to where the case starts, with room for its tokens: all of this is outside the measured time. */
+static enum status rewind_seqs(struct bench *b, const struct bench_row *row, struct error *err)
+{
+    struct state_store *store = model_states(b->model);
+    enum status rc = OK;
+
+    for (size_t i = 0; i < row->n_seqs && rc == OK; i++) {
+        rc = b->start[i] ? state_restore(store, b->seqs[i], b->start[i], err)
+                         : state_truncate(store, b->seqs[i], 0, NULL, err);
+        if (rc == OK) {
+            rc = state_reserve(store, b->seqs[i], row->n_tokens, err);
+        }
+        b->next[i] = b->first[i];
+    }
+    b->n_steps = 0;
+    return rc;
+}
+
+static enum status run_once(struct bench *b, const struct bench_row *row, double *tok_s,
+                            struct error *err)
+{
+    enum status rc = rewind_seqs(b, row, err);
+    uint64_t start = clock_now_ns();
+
+    if (rc == OK) {
+        rc = row->kind == BENCH_PREFILL ? feed_prompt(b, 0, row->n_tokens, err)
+                                        : decode_steps(b, row->n_seqs, err);
+    }
+    *tok_s = (double)(row->n_seqs * row->n_tokens) / clock_seconds_since(start);
+    progress_update(b->progress, b->n_done);
+    return rc;
+}
+
+/* What the last run cost, per token. */
+static void account(struct bench *b, struct bench_row *row)
+{
+    const struct state_pools *pools = state_store_pools(model_states(b->model));
+    double n = (double)(row->n_seqs * row->n_tokens);
+
+    row->cost = (struct op_cost){0};
+    row->n_touched = 0;
+    for (size_t i = 0; i < b->n_steps; i++) {
+        struct op_cost c = plan_cost(b->ops, b->n_ops, &b->steps[i], pools);
+
+        op_cost_add(&row->cost, &c);
+        row->n_touched += b->steps[i].n_touched / (double)b->n_steps;
+    }
+    for (int i = 0; i < COST_CLASS_COUNT; i++) {
+        row->cost.bytes[i] /= n;
+    }
+    row->cost.flop /= n;
+    row->cost.flop_quantised /= n;
+}
+
+static enum status profile_run(struct bench *b, const struct bench_row *row, struct error *err)
+{
+    double ignored;
+    enum status rc;
+
+    b->profile = b->plan->profile;
+    rc = run_once(b, row, &ignored, err);
+    if (rc == OK) {
+        b->profile->n_tokens = row->n_tokens * row->n_seqs;
+        /* The middle step stands for all: what it reads grows evenly. */
+        op_profile_cost(b->profile, b->ops, b->n_ops, &b->steps[b->n_steps / 2],
+                        state_store_pools(model_states(b->model)));
+    }
+    b->profile = NULL;
+    return rc;
+}
+
+static enum status run_case(struct bench *b, struct bench_row *row, bool with_profile,
+                            struct error *err)
+{
+    double warm_up;
+    enum status rc = open_seqs(b, row->n_seqs, err);
+
+    if (row->kind == BENCH_PREFILL) {
+        fill_prompt(b, row->n_tokens, row->n_tokens);
+    } else if (rc == OK) {
+        rc = prepare_decode(b, row, err);
+    }
+    if (rc == OK) {
+        rc = run_once(b, row, &warm_up, err);
+    }
+    for (size_t i = 0; i < b->plan->repeat && rc == OK; i++) {
+        rc = run_once(b, row, &b->rates[i], err);
+    }
+    if (rc == OK) {
+        row->tok_s = bench_stats_of(b->rates, b->plan->repeat);
+        account(b, row);
+    }
+    if (rc == OK && with_profile) {
+        rc = profile_run(b, row, err);
+    }
+    close_seqs(b);
+    if (rc != OK && row->kind == BENCH_PREFILL) {
+        error_prefix(err, "a prompt of %zu tokens", row->n_tokens);
+    } else if (rc != OK) {
+        error_prefix(err, "%zu sequences of %zu + %zu tokens", row->n_seqs, row->depth,
+                     row->n_tokens);
+    }
+    return rc == ERR_BUSY ? ERR_LIMIT : rc;
+}
+
+/* ---- all cases ---- */
+
+double bench_bound_s(bool *is_memory, const struct op_cost *c, const struct machine_bounds *m,
+                     bool is_cached, bool is_int8)
+{
+    double int8 = is_int8 ? c->flop_quantised : 0;
+    double bandwidth = is_cached && m->cached_bytes_s > 0 ? m->cached_bytes_s : m->memory_bytes_s;
+    double read_s = op_cost_bytes(c) / bandwidth;
+    double compute_s = (c->flop - int8) / m->f32_flop_s + int8 / m->int8_op_s;
+
+    *is_memory = read_s >= compute_s;
+    return *is_memory ? read_s : compute_s;
+}
+
+static enum status run_row(struct bench *b, const struct bench_row *wanted, struct error *err)
+{
+    struct bench_result *r = b->result;
+    const struct bench_bounds *bounds = &r->bounds[r->n_bounds - 1];
+    struct bench_row *row = &r->rows[r->n_rows];
+    bool with_profile =
+        b->plan->profile && b->plan->profile->n_steps == 0 && wanted->kind == BENCH_DECODE;
+    enum status rc;
+
+    *row = *wanted;
+    row->n_threads = bounds->n_threads;
+    rc = run_case(b, row, with_profile, err);
+    if (rc == OK) {
+        row->bound_tok_s = 1 / bench_bound_s(&row->is_bound_by_memory, &row->cost, &bounds->machine,
+                                             r->is_cached, b->plan->is_int8);
+        r->n_rows++;
+    }
+    return rc;
+}
+
+static enum status run_cases(struct bench *b, struct error *err)
+{
+    const struct bench_plan *p = b->plan;
+    struct bench_result *r = b->result;
+    struct pool *pool = cpu_backend_pool(b->be);
+    struct bench_bounds *bounds = &r->bounds[r->n_bounds++];
+    enum status rc = OK;
+
+    bounds->n_threads = pool_threads(pool);
+    machine_bounds_measure(&bounds->machine, &b->probe, cpu_backend_isa(b->be),
+                           r->is_cached ? r->working_bytes : 0, pool);
+    for (size_t i = 0; i < p->prompts.n && rc == OK; i++) {
+        rc = run_row(
+            b,
+            &(struct bench_row){.kind = BENCH_PREFILL, .n_seqs = 1, .n_tokens = p->prompts.at[i]},
+            err);
+    }
+    for (size_t i = 0; i < p->batches.n * p->depths.n && rc == OK; i++) {
+        rc = run_row(b,
+                     &(struct bench_row){.kind = BENCH_DECODE,
+                                         .n_seqs = p->batches.at[i / p->depths.n],
+                                         .depth = p->depths.at[i % p->depths.n],
+                                         .n_tokens = p->decode_tokens},
+                     err);
+    }
+    return rc;
+}
+
+static enum status sweep(struct bench *b, struct error *err)
+{
+    const struct bench_list *threads = &b->plan->threads;
+    enum status rc = threads->n == 0 ? run_cases(b, err) : OK;
+
+    for (size_t i = 0; i < threads->n && rc == OK; i++) {
+        rc = cpu_backend_set_threads(b->be, threads->at[i], err);
+        if (rc == OK) {
+            rc = run_cases(b, err);
+        }
+    }
+    return rc;
+}
+
+/* ---- around it ---- */
+
+/* What the plan says about experts and about how much a long run reads again and again. */
+static void look_at_plan(struct bench *b)
+{
+    struct bench_result *r = b->result;
+
+    b->ops = model_plan(b->model, &b->n_ops);
+    for (size_t i = 0; i < b->n_ops; i++) {
+        if (b->ops[i].kind == OP_ROUTE) {
+            r->n_experts = size_max(r->n_experts, b->ops[i].u.route.n_experts);
+            r->top_k = b->ops[i].u.route.top_k;
+            b->n_expert_layers++;
+        }
+    }
+    r->working_bytes = model_weight_bytes(b->model);
+    r->cache_bytes = b->probe.cache_bytes;
+    r->is_cached = r->working_bytes < r->cache_bytes;
+}
+
+static enum status sim_make(struct bench *b, struct error *err)
+{
+    const struct routing_shape shape = {.n_streams =
+                                            state_store_pools(model_states(b->model))->n_slots,
+                                        .n_layers = model_get_config(b->model)->n_layers,
+                                        .n_experts = b->result->n_experts,
+                                        .top_k = b->result->top_k};
+
+    if (b->plan->routing == ROUTING_MODEL) {
+        return OK;
+    }
+    if (b->n_expert_layers == 0) {
+        return error_set_param(err, ERR_USAGE, "routing",
+                               "the model has no experts, so there is no routing to make up");
+    }
+    return routing_sim_new(&b->sim, b->plan->routing, &shape, 1, err);
+}
+
+static enum status buffers_make(struct bench *b, struct error *err)
+{
+    const struct bench_plan *p = b->plan;
+    size_t n = bench_seqs_max(p), longest = bench_context_tokens(p);
+    size_t chunk = p->chunk_tokens > 0 ? p->chunk_tokens : longest;
+
+    b->n_seqs_max = n;
+    b->n_steps_max = size_max(p->decode_tokens, longest / chunk + 1) + 2;
+    b->seqs = calloc(n, sizeof(struct seq_state *));
+    b->start = calloc(n, sizeof(struct state_snapshot *));
+    b->spans = calloc(n, sizeof *b->spans);
+    b->first = calloc(n, sizeof *b->first);
+    b->next = calloc(n, sizeof *b->next);
+    b->prompt = calloc(longest + 1, sizeof *b->prompt);
+    b->rates = calloc(p->repeat, sizeof *b->rates);
+    b->steps = calloc(b->n_steps_max, sizeof *b->steps);
+    b->seen = calloc(b->result->n_experts / 64 + 1, sizeof *b->seen);
+    b->result->rows =
+        calloc(size_max(p->threads.n, 1) * (p->prompts.n + p->batches.n * p->depths.n + 1),
+               sizeof *b->result->rows);
+    if (!b->seqs || !b->start || !b->spans || !b->first || !b->next || !b->prompt || !b->rates ||
+        !b->steps || !b->seen || !b->result->rows) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate the benchmark");
+    }
+    return OK;
+}
+
+/* Refuses before minutes are spent on the cases that do fit. */
+static enum status check_fits(const struct bench *b, struct error *err)
+{
+    const struct state_budget *budget = state_store_budget(model_states(b->model));
+    size_t context = bench_context_tokens(b->plan), n_seqs = bench_seqs_max(b->plan);
+
+    if (context > budget->context_max) {
+        return error_set(err, ERR_LIMIT, "sequences of %zu tokens: the model takes %zu", context,
+                         budget->context_max);
+    }
+    if (n_seqs > budget->n_live) {
+        return error_set(err, ERR_LIMIT, "%zu sequences at once: there is room for %zu", n_seqs,
+                         budget->n_live);
+    }
+    if (bench_pool_tokens(b->plan) > budget->n_tokens) {
+        return error_set(err, ERR_LIMIT, "%zu sequences of up to %zu tokens: the KV pool has %zu",
+                         n_seqs, context, budget->n_tokens);
+    }
+    return OK;
+}
+
+enum status bench_run(struct bench_result *out, struct model *m, struct backend *be,
+                      const struct bench_plan *plan, struct progress *progress, struct error *err)
+{
+    struct bench b = {.model = m, .be = be, .plan = plan, .progress = progress, .result = out};
+    enum status rc;
+
+    *out = (struct bench_result){0};
     b.n_vocab = model_get_config(m)->vocab_size;
-    b.n_seqs_max = longest(plan->batches, plan->n_batches, 1);
-    b.seqs = calloc(b.n_seqs_max, sizeof(struct seq_state *));
-    b.spans = calloc(b.n_seqs_max, sizeof *b.spans);
-    b.next = calloc(b.n_seqs_max, sizeof *b.next);
-    b.prompt = calloc(longest(plan->prompt_tokens, plan->n_prompts, BENCH_DECODE_PROMPT),
-                      sizeof *b.prompt);
-    b.rates = calloc(plan->repeat, sizeof *b.rates);
-    if (!b.seqs || !b.spans || !b.next || !b.prompt || !b.rates) {
-        rc = error_set(err, ERR_NO_MEMORY, "cannot allocate the benchmark");
+    rc = check_fits(&b, err);
+    if (rc == OK) {
+        rc = machine_probe_open(&b.probe, plan->probe_bytes_max, cpu_backend_pool(be), err);
     }
-    progress_start(progress, "bench", PROGRESS_TOKENS, count_tokens(plan));
-    for (size_t i = 0; i < plan->n_prompts && rc == OK; i++) {
-        rc = repeat(&b, time_prefill, plan->prompt_tokens[i], &out->prefill[i], err);
-        if (rc != OK) {
-            error_prefix(err, "a prompt of %zu tokens", plan->prompt_tokens[i]);
-        }
+    if (rc == OK) {
+        look_at_plan(&b);
+        rc = sim_make(&b, err);
     }
-    for (size_t i = 0; i < plan->n_batches && rc == OK; i++) {
-        rc = repeat(&b, time_decode, plan->batches[i], &out->decode[i], err);
-        if (rc != OK) {
-            error_prefix(err, "%zu sequences of %zu tokens", plan->batches[i],
-                         BENCH_DECODE_PROMPT + plan->decode_tokens);
-        }
+    if (rc == OK) {
+        rc = buffers_make(&b, err);
     }
-    progress_finish(progress); /* also after a failure: the line must end */
+    if (rc == OK) {
+        progress_start(progress, "bench", PROGRESS_TOKENS, count_tokens(plan));
+        rc = sweep(&b, err);
+        progress_finish(progress); /* also after a failure: the line must end */
+    }
+    machine_probe_close(&b.probe);
+    routing_sim_free(b.sim);
     free(b.seqs);
+    free(b.start);
     free(b.spans);
+    free(b.first);
     free(b.next);
     free(b.prompt);
     free(b.rates);
+    free(b.steps);
+    free(b.seen);
     return rc;
+}
+
+void bench_result_release(struct bench_result *r)
+{
+    free(r->rows);
+    *r = (struct bench_result){0};
 }

@@ -1,44 +1,62 @@
-/* cmd_bench.c - `spillway bench`: load time, prompt and generation speed on this machine.
+/* cmd_bench.c - `spillway bench`: speed on this machine, against what the machine allows.
  *
- * Place: cli. The table (or JSON) goes to standard output, progress and settings to standard error. */
+ * Place: cli. The measuring is bench_run.c, the print-outs bench_report.c and bench_plot.c; with
+ *        --quality, bench_quality.c measures what the faster settings cost in answers instead. Results go
+ *        to standard output, progress and settings to standard error. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/clock.h"
-#include "base/pool.h"
+#include "base/file_out.h"
 #include "base/size.h"
+#include "cli/bench_quality.h"
+#include "cli/bench_report.h"
 #include "cli/bench_run.h"
 #include "cli/command.h"
+#include "cli/memory_check.h"
 #include "cli/model_setup.h"
 
+enum { THREADS_MAX = 1024, TOKENS_MAX = 1 << 28, MODEL_FLAGS_MAX = 64 };
+
 struct bench_flags {
-    const char *prompt_tokens, *batch;
-    size_t decode_tokens, repeat;
-    bool json;
+    const char *prefill, *depth, *batch, *threads, *routing, *json, *plot, *text, *rows;
+    size_t decode_tokens, repeat, quality_tokens;
+    bool profile, quality;
 };
 
 #define AT(member) .offset = FLAG_OFFSET(struct bench_flags, member)
 
 static const struct flag bench_flag_table[] = {
-    {.name = "prompt-tokens",
+    {.name = "prefill",
+     .aliases = "prompt-tokens",
      .kind = FLAG_STRING,
-     AT(prompt_tokens),
+     AT(prefill),
      .metavar = "N,...",
-     .help = "prompt lengths to read; default 128,512"},
+     .help = "prompt lengths to read; default 256,512,2048; none: no prompts"},
+    {.name = "depth",
+     .kind = FLAG_STRING,
+     AT(depth),
+     .metavar = "N,...",
+     .help = "tokens that stand before the generated ones; default 0,1024"},
+    {.name = "batch",
+     .kind = FLAG_STRING,
+     AT(batch),
+     .metavar = "N,...",
+     .help = "sequences that generate at once; default 1,4; none: no generation"},
     {.name = "decode-tokens",
      .kind = FLAG_SIZE,
      AT(decode_tokens),
      .metavar = "N",
      .min = 1,
      .max = 1 << 20,
-     .help = "tokens to generate in each sequence; default 64"},
-    {.name = "batch",
+     .help = "tokens to generate in each sequence; default 32"},
+    {.name = "threads",
      .kind = FLAG_STRING,
-     AT(batch),
+     AT(threads),
      .metavar = "N,...",
-     .help = "sequences that generate at once; default 1,4"},
+     .help = "numbers of compute threads, all cases with each; default: one per physical core"},
     {.name = "repeat",
      .kind = FLAG_SIZE,
      AT(repeat),
@@ -46,36 +64,79 @@ static const struct flag bench_flag_table[] = {
      .min = 1,
      .max = BENCH_REPEAT_MAX,
      .help = "timed runs of each case, after one untimed; default 5"},
-    {.name = "json", .kind = FLAG_BOOL, AT(json), .help = "print one JSON object instead"},
+    {.name = "routing",
+     .kind = FLAG_CHOICE,
+     AT(routing),
+     .choices = "model|uniform|local",
+     .help =
+         "who chooses the experts: the model, chance, or chance with the locality of real text"},
+    {.name = "profile",
+     .kind = FLAG_BOOL,
+     AT(profile),
+     .help = "also show where the time of a generated token goes, by operation"},
+    {.name = "json",
+     .kind = FLAG_STRING,
+     AT(json),
+     .metavar = "FILE",
+     .help = "write the results as JSON; - prints them instead of the table"},
+    {.name = "plot",
+     .kind = FLAG_STRING,
+     AT(plot),
+     .metavar = "FILE.svg",
+     .help = "draw the results"},
+    {.name = "quality",
+     .kind = FLAG_BOOL,
+     AT(quality),
+     .help = "no speed: loss and divergence of the faster settings, compared with float32"},
+    {.name = "text",
+     .kind = FLAG_STRING,
+     AT(text),
+     .metavar = "FILE",
+     .help = "text for --quality; by default the recorded rows of the model's golden.json"},
+    {.name = "rows",
+     .kind = FLAG_STRING,
+     AT(rows),
+     .metavar = "FILE",
+     .help = "rows of token ids for --quality, a safetensors file"},
+    {.name = "quality-tokens",
+     .kind = FLAG_SIZE,
+     AT(quality_tokens),
+     .metavar = "N",
+     .min = 2,
+     .max = 1 << 24,
+     .help = "tokens that --quality looks at; default 4096, fewer with a large vocabulary"},
 };
 
-/* "128,512" */
-static enum status read_list(size_t *out, size_t *n, const char *text, const char *flag,
-                             struct error *err)
+/* "128,512"; "none" is the empty list. */
+static enum status read_list(struct bench_list *out, const char *text, const char *flag, size_t min,
+                             size_t max, struct error *err)
 {
     char one[32];
 
-    *n = 0;
+    out->n = 0;
+    if (strcmp(text, "none") == 0) {
+        return OK;
+    }
     for (const char *at = text;; at++) {
         size_t len = strcspn(at, ",");
         size_t value = 0;
 
-        if (len >= sizeof one || *n == BENCH_CASES_MAX) {
+        if (len >= sizeof one || out->n == BENCH_LIST_MAX) {
             return error_set_param(err, ERR_USAGE, flag,
-                                   "%s takes at most %d numbers, separated by commas", flag,
-                                   BENCH_CASES_MAX);
+                                   "--%s takes at most %d numbers, separated by commas", flag,
+                                   BENCH_LIST_MAX);
         }
         memcpy(one, at, len);
         one[len] = '\0';
         enum status rc = flag_read_size(&value, one, flag, err);
-        if (rc == OK && (value == 0 || value > CONFIG_VOCAB_MAX)) {
-            rc = error_set_param(err, ERR_USAGE, flag, "%s: %s must be in 1 to %d", flag, one,
-                                 CONFIG_VOCAB_MAX);
+        if (rc == OK && (value < min || value > max)) {
+            rc = error_set_param(err, ERR_USAGE, flag, "--%s: %s must be in %zu to %zu", flag, one,
+                                 min, max);
         }
         if (rc != OK) {
             return rc;
         }
-        out[(*n)++] = value;
+        out->at[out->n++] = value;
         at += len;
         if (*at == '\0') {
             return OK;
@@ -83,132 +144,132 @@ static enum status read_list(size_t *out, size_t *n, const char *text, const cha
     }
 }
 
-static enum status make_plan(struct bench_plan *plan, const struct bench_flags *f,
-                             struct model_flags *model, struct error *err)
+static enum routing_kind routing_named(const char *name)
 {
-    size_t largest = 1;
-    enum status rc =
-        read_list(plan->prompt_tokens, &plan->n_prompts, f->prompt_tokens, "--prompt-tokens", err);
-
-    if (rc == OK) {
-        rc = read_list(plan->batches, &plan->n_batches, f->batch, "--batch", err);
-    }
-    if (rc != OK) {
-        return rc;
-    }
-    for (size_t i = 0; i < plan->n_batches; i++) {
-        largest = size_max(largest, plan->batches[i]);
-    }
-    if (model->max_running_requests == 0) {
-        model->max_running_requests = largest;
-    }
-    plan->decode_tokens = f->decode_tokens;
-    plan->repeat = f->repeat;
-    return OK;
+    return strcmp(name, "uniform") == 0 ? ROUTING_UNIFORM
+           : strcmp(name, "local") == 0 ? ROUTING_LOCAL
+                                        : ROUTING_MODEL;
 }
 
-struct report {
-    const struct bench_plan *plan;
-    const struct bench_result *result;
-    const char *model_path;
-    double load_s;
-    size_t weight_bytes, n_threads;
-    const char *dtype;
-    char cpu[128], features[128];
-};
+static enum status make_plan(struct bench_plan *plan, const struct bench_flags *f,
+                             struct error *err)
+{
+    enum status rc = read_list(&plan->prompts, f->prefill, "prefill", 1, TOKENS_MAX, err);
 
-static void describe(struct report *r, struct model_setup *setup)
+    if (rc == OK) {
+        rc = read_list(&plan->batches, f->batch, "batch", 1, THREADS_MAX, err);
+    }
+    if (rc == OK) {
+        rc = read_list(&plan->depths, f->depth, "depth", 0, TOKENS_MAX, err);
+    }
+    if (rc == OK && f->threads) {
+        rc = read_list(&plan->threads, f->threads, "threads", 0, THREADS_MAX, err);
+    }
+    if (rc == OK && plan->prompts.n == 0 && (plan->batches.n == 0 || plan->depths.n == 0)) {
+        rc = error_set_param(err, ERR_USAGE, "prefill",
+                             "nothing to measure: no --prefill and no "
+                             "--batch with a --depth");
+    }
+    plan->routing = routing_named(f->routing);
+    plan->decode_tokens = f->decode_tokens;
+    plan->repeat = f->repeat;
+    return rc;
+}
+
+/* Room for the cases, where the user did not say otherwise. 0 threads mean one per core. */
+static void size_model(struct model_flags *model, struct bench_plan *plan)
+{
+    if (model->max_running_requests == 0) {
+        model->max_running_requests = bench_seqs_max(plan);
+    }
+    if (model->max_total_tokens == 0) {
+        model->max_total_tokens = size_max(bench_pool_tokens(plan), bench_context_tokens(plan));
+    }
+    for (size_t i = 0; i < plan->threads.n; i++) {
+        if (plan->threads.at[i] == 0) {
+            plan->threads.at[i] = cpu_count_physical();
+        }
+        model->threads = size_max(model->threads, plan->threads.at[i]);
+    }
+}
+
+static void describe(struct bench_report *r, const struct bench_flags *f,
+                     const struct model_flags *model, struct model_setup *setup)
 {
     struct cpu_features features = cpu_detect();
 
+    r->model_path = model->model_path;
+    r->checkpoint_bytes = checkpoint_bytes(setup->checkpoint);
     r->weight_bytes = model_weight_bytes(setup->model);
-    r->n_threads = pool_threads(cpu_backend_pool(setup->backend));
     r->dtype = dtype_name(model_get_options(setup->model)->compute_dtype);
+    r->activations = cpu_activations_name(setup->activations);
+    r->dense_quant = dense_quant_name(model_get_options(setup->model)->dense_quant);
+    r->routing = f->routing;
+    r->isa = cpu_backend_isa(setup->backend);
     cpu_model_name(r->cpu, sizeof r->cpu);
     cpu_features_text(r->features, sizeof r->features, &features);
 }
 
-static void print_rate(const char *label, size_t size, const struct bench_rate *rate)
-{
-    printf("%-8s %8zu %12.1f %12.1f %12.1f\n", label, size, rate->median, rate->least, rate->most);
-}
+typedef enum status report_fn(struct buf *out, const struct bench_report *r, struct error *err);
 
-static void print_table(const struct report *r)
+/* "-" is standard output. */
+static enum status save(const struct bench_report *r, const char *path, report_fn *fn,
+                        struct error *err)
 {
-    const struct bench_plan *p = r->plan;
+    struct buf text;
+    enum status rc;
 
-    printf("model    %s, %.1f MB of weights, %s activations\n", r->model_path,
-           (double)r->weight_bytes * 1e-6, r->dtype);
-    printf("machine  %s (%s), %zu threads\n", r->cpu, r->features, r->n_threads);
-    printf("load     %.2f s\n\n", r->load_s);
-    printf("%-8s %8s %12s %12s %12s\n", "prefill", "tokens", "tok/s", "least", "most");
-    for (size_t i = 0; i < p->n_prompts; i++) {
-        print_rate("", p->prompt_tokens[i], &r->result->prefill[i]);
+    buf_init(&text);
+    rc = fn(&text, r, err);
+    if (rc == OK && strcmp(path, "-") == 0) {
+        fwrite(buf_cstr(&text), 1, text.len, stdout);
+    } else if (rc == OK) {
+        rc = file_out_save(path, buf_cstr(&text), text.len, false, err);
     }
-    printf("%-8s %8s %12s %12s %12s\n", "decode", "batch", "tok/s", "least", "most");
-    for (size_t i = 0; i < p->n_batches; i++) {
-        print_rate("", p->batches[i], &r->result->decode[i]);
-    }
-    printf(
-        "\nmedian of %zu runs after one untimed; %zu tokens per sequence in decode; tok/s over all "
-        "sequences\n",
-        p->repeat, p->decode_tokens);
-}
-
-static void write_rates(struct buf *out, const char *key, const char *size_key, const size_t *sizes,
-                        const struct bench_rate *rates, size_t n)
-{
-    buf_appendf(out, ",\"%s\":[", key);
-    for (size_t i = 0; i < n; i++) {
-        buf_appendf(out, "%s{\"%s\":%zu,\"tok_s\":%.3f,\"least\":%.3f,\"most\":%.3f}", i ? "," : "",
-                    size_key, sizes[i], rates[i].median, rates[i].least, rates[i].most);
-    }
-    buf_append_char(out, ']');
-}
-
-static enum status print_json(const struct report *r, struct error *err)
-{
-    const struct bench_plan *p = r->plan;
-    struct buf out;
-
-    buf_init(&out);
-    buf_append_str(&out, "{\"model\":");
-    json_write_string(&out, r->model_path, strlen(r->model_path));
-    buf_append_str(&out, ",\"version\":\"" SPILLWAY_VERSION "\",\"cpu\":");
-    json_write_string(&out, r->cpu, strlen(r->cpu));
-    buf_appendf(&out,
-                ",\"features\":\"%s\",\"threads\":%zu,\"dtype\":\"%s\",\"weight_bytes\":%zu,"
-                "\"load_s\":%.3f,\"repeat\":%zu,\"decode_tokens\":%zu",
-                r->features, r->n_threads, r->dtype, r->weight_bytes, r->load_s, p->repeat,
-                p->decode_tokens);
-    write_rates(&out, "prefill", "tokens", p->prompt_tokens, r->result->prefill, p->n_prompts);
-    write_rates(&out, "decode", "batch", p->batches, r->result->decode, p->n_batches);
-    buf_append_str(&out, "}\n");
-    enum status rc =
-        buf_ok(&out) ? OK : error_set(err, ERR_NO_MEMORY, "cannot allocate the report");
-    fwrite(buf_cstr(&out), 1, out.len, stdout);
-    buf_release(&out);
+    buf_release(&text);
     return rc;
 }
 
-static enum status bench(const struct bench_flags *f, struct model_flags *model, struct log *log,
+static enum status show(const struct bench_report *r, const struct bench_flags *f,
+                        struct error *err)
+{
+    enum status rc = OK;
+
+    if (!f->json || strcmp(f->json, "-") != 0) {
+        bench_report_table(stdout, r);
+        if (r->plan->profile) {
+            printf("\nprofile of a generated token, %zu at once\n",
+                   r->plan->profile->n_tokens / r->plan->profile->n_steps);
+            op_profile_print(stdout, r->plan->profile);
+        }
+    }
+    if (f->json) {
+        rc = save(r, f->json, bench_report_json, err);
+    }
+    if (rc == OK && f->plot) {
+        rc = save(r, f->plot, bench_report_svg, err);
+    }
+    return rc;
+}
+
+static enum status speed(const struct bench_flags *f, struct model_flags *model, struct log *log,
                          struct error *err)
 {
+    struct op_profile profile = {0};
     struct bench_plan plan = {0};
     struct bench_result result = {0};
-    struct report report = {.plan = &plan, .result = &result, .model_path = model->model_path};
-    const struct model_setup_options options = {.quiet = true};
+    struct bench_report report = {.plan = &plan, .result = &result};
+    struct model_setup_options options = {.quiet = true};
     struct model_setup setup;
     struct progress progress;
-    enum status rc;
+    enum status rc = make_plan(&plan, f, err);
 
-    if (!model->model_path) {
-        return error_set(err, ERR_USAGE, "no model: give --model FOLDER");
-    }
-    rc = make_plan(&plan, f, model, err);
     if (rc != OK) {
         return rc;
     }
+    size_model(model, &plan);
+    options.n_snapshots = bench_seqs_max(&plan);
+    plan.profile = f->profile && plan.batches.n > 0 && plan.depths.n > 0 ? &profile : NULL;
     uint64_t start = clock_now_ns();
     rc = model_setup_open(&setup, model, &options, log, err);
     if (rc != OK) {
@@ -216,36 +277,99 @@ static enum status bench(const struct bench_flags *f, struct model_flags *model,
     }
     report.load_s = clock_seconds_since(start);
     plan.chunk_tokens = setup.chunk_tokens;
-    describe(&report, &setup);
+    plan.is_int8 = setup.activations == CPU_ACTIVATIONS_INT8;
+    plan.probe_bytes_max = memory_available("/proc/meminfo", "/sys/fs/cgroup") / 2;
+    describe(&report, f, model, &setup);
     progress_init(&progress, STDERR_FILENO);
-    rc = bench_run(&result, setup.model, &plan, &progress, err);
-    model_setup_close(&setup);
-    if (rc == OK && f->json) {
-        return print_json(&report, err);
-    }
+    rc = bench_run(&result, setup.model, setup.backend, &plan, &progress, err);
+    op_profile_sort(&profile);
     if (rc == OK) {
-        print_table(&report);
+        rc = show(&report, f, err);
+    }
+    bench_result_release(&result);
+    model_setup_close(&setup);
+    return rc;
+}
+
+static enum status quality(const struct bench_flags *f, const struct model_flags *model,
+                           struct log *log, struct error *err)
+{
+    const struct quality_source source = {
+        .text = f->text, .rows = f->rows, .n_tokens_max = f->quality_tokens};
+    struct quality_report report = {0};
+    struct progress progress;
+    enum status rc;
+
+    progress_init(&progress, STDERR_FILENO);
+    rc = quality_measure(&report, model, &source, log, &progress, err);
+    if (rc == OK && (!f->json || strcmp(f->json, "-") != 0)) {
+        quality_print(stdout, &report);
+    }
+    if (rc == OK && f->json) {
+        struct buf text;
+
+        buf_init(&text);
+        quality_json(&text, &report);
+        if (!buf_ok(&text)) {
+            rc = error_set(err, ERR_NO_MEMORY, "cannot allocate the report");
+        } else if (strcmp(f->json, "-") == 0) {
+            fputs(buf_cstr(&text), stdout);
+        } else {
+            rc = file_out_save(f->json, buf_cstr(&text), text.len, false, err);
+        }
+        buf_release(&text);
     }
     return rc;
 }
 
+static enum status check_flags(const struct bench_flags *f, const struct model_flags *model,
+                               struct error *err)
+{
+    if (!model->model_path) {
+        return error_set_param(err, ERR_USAGE, "model-path", "no model: give --model FOLDER");
+    }
+    if (!f->quality && (f->text || f->rows)) {
+        return error_set_param(err, ERR_USAGE, f->text ? "text" : "rows",
+                               "--%s goes with --quality", f->text ? "text" : "rows");
+    }
+    if (f->text && f->rows) {
+        return error_set_param(err, ERR_USAGE, "rows", "--text and --rows exclude each other");
+    }
+    return OK;
+}
+
 static int run(int argc, char **argv, struct log *log)
 {
-    struct bench_flags f = {
-        .prompt_tokens = "128,512", .batch = "1,4", .decode_tokens = 64, .repeat = 5};
+    struct bench_flags f = {.prefill = "256,512,2048",
+                            .depth = "0,1024",
+                            .batch = "1,4",
+                            .routing = "model",
+                            .decode_tokens = 32,
+                            .repeat = 5};
+    struct flag model_table[MODEL_FLAGS_MAX];
+    size_t n_model = 0;
     struct model_flags model = {0};
     struct flag_result parsed = {0};
     struct error err = {0};
 
     model_flags_defaults(&model);
+    /* --threads is a list here. */
+    for (size_t i = 0; i < model_flag_count && n_model < MODEL_FLAGS_MAX; i++) {
+        if (strcmp(model_flag_table[i].name, "threads") != 0) {
+            model_table[n_model++] = model_flag_table[i];
+        }
+    }
     const struct flag_group groups[] = {
         {"Benchmark", bench_flag_table, sizeof bench_flag_table / sizeof bench_flag_table[0], &f},
-        {"Model", model_flag_table, model_flag_count, &model},
+        {"Model", model_table, n_model, &model},
     };
     enum status rc = flags_parse(&parsed, &command_bench, groups, sizeof groups / sizeof groups[0],
                                  0, argc, argv, log, &err);
     if (rc == OK && !parsed.help) {
-        rc = bench(&f, &model, log, &err);
+        rc = check_flags(&f, &model, &err);
+        if (rc == OK) {
+            rc = f.quality ? quality(&f, &model, log, &err) : speed(&f, &model, log, &err);
+        }
     }
     flags_release(&parsed);
     return rc == OK ? EXIT_CODE_OK : command_fail(&err);
@@ -253,10 +377,12 @@ static int run(int argc, char **argv, struct log *log)
 
 const struct command command_bench = {
     .name = "bench",
-    .summary = "measure load time, prompt and generation speed",
+    .summary = "speed of a model against the bounds of this machine; quality of fast settings",
     .examples =
         "spillway bench --model models/rill\n"
-        "spillway bench --model models/rill --prompt-tokens 64,1024 --batch 1,2,8 --repeat 9\n"
-        "spillway bench --model models/rill --json > bench.json\n",
+        "spillway bench --model DIR --prefill 512,2048 --depth 0,8192 --batch 1,4,8 --repeat 9\n"
+        "spillway bench --model DIR --threads 1,2,4,8 --routing local --plot bench.svg\n"
+        "spillway bench --model models/rill --profile --json - > bench.json\n"
+        "spillway bench --model models/rill --quality\n",
     .run = run,
 };
