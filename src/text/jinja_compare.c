@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "text/jinja_run.h"
 
 const char *jinja_type_name(struct jinja_value v)
@@ -301,7 +302,7 @@ bool jinja_compare(struct jinja_run *j, int *out, struct jinja_value a, struct j
     }
     if (a.kind == JINJA_STRING && b.kind == JINJA_STRING) {
         *out = compare_bytes(a.as.string, b.as.string);
-        return true;
+        return jinja_charge(j, size_min(a.as.string->len, b.as.string->len) / 256);
     }
     if (a.kind == b.kind && (a.kind == JINJA_LIST || a.kind == JINJA_TUPLE)) {
         bool ok;

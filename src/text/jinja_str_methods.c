@@ -53,7 +53,7 @@ static bool want_range(struct jinja_run *j, struct jinja_string *s, struct jinja
     *outside = from > n || from > to;
     *begin = *outside ? s->len : jinja_string_offset(s, (size_t)from);
     *end = *outside ? s->len : jinja_string_offset(s, (size_t)to);
-    return true;
+    return (size_t)n == s->len || jinja_charge(j, s->len / 64); /* not ASCII: was walked */
 }
 
 /* ---- split and join ---- */
@@ -234,7 +234,7 @@ METHOD(str_splitlines)
     bool keep = jinja_truth(arg[0]);
 
     (void)b, (void)call;
-    if (!jinja_list_new(j, out, JINJA_LIST, 0)) {
+    if (!jinja_list_new(j, out, JINJA_LIST, 0) || !jinja_charge(j, s->len / 64)) {
         return false;
     }
     for (size_t at = 0; at < s->len;) {
@@ -395,12 +395,18 @@ METHOD(str_affix)
                 return false;
             }
             found |= affix_matches(b, range, v.as.string);
+            if (!jinja_charge(j, v.as.string->len / 256)) {
+                return false;
+            }
         }
     } else {
         if (!want_string(j, arg[0])) {
             return false;
         }
         found = affix_matches(b, range, arg[0].as.string);
+        if (!jinja_charge(j, arg[0].as.string->len / 256)) {
+            return false;
+        }
     }
     *out = jinja_bool(found && !outside);
     return true;

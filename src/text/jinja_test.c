@@ -558,6 +558,50 @@ static void cost_is_linear(void **state)
     expect_linear("{{ messages | tojson }}", 40);
 }
 
+static void *render_shared(void *ctx)
+{
+    struct json_object *object = NULL;
+    struct error err = {0};
+    const char *failed = NULL;
+
+    if (json_parse(&object, BUSY_CONTEXT, strlen(BUSY_CONTEXT), &err) != OK) {
+        return (void *)"no context";
+    }
+    for (int i = 0; i < 20; i++) {
+        const struct jinja_variables variables = {.object = object};
+        struct jinja_options o = default_options();
+        struct jinja_result r;
+        o.variables = &variables;
+        o.n_variables = 1;
+        failed =
+            jinja_render(&r, ctx, &o, &err) == OK && r.text.len > 100 ? failed : "not rendered";
+        jinja_result_release(&r);
+    }
+    json_object_put(object);
+    return (void *)failed;
+}
+
+/* One compiled template, several renderings at a time (the thread sanitizer looks on). */
+static void threads_share_a_template(void **state)
+{
+    enum { N_THREADS = 3 };
+    pthread_t threads[N_THREADS];
+    struct jinja_template *t = NULL;
+    struct error err = {0};
+
+    (void)state;
+    assert_int_equal(jinja_template_new(&t, str_of(BUSY), &err), OK);
+    for (int i = 0; i < N_THREADS; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, render_shared, t), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        void *failed = NULL;
+        assert_int_equal(pthread_join(threads[i], &failed), 0);
+        assert_null(failed);
+    }
+    jinja_template_free(t);
+}
+
 static void reads_are_known(void **state)
 {
     struct jinja_template *t = NULL;
@@ -583,7 +627,7 @@ int main(void)
         cmocka_unit_test(deep_sources_are_refused),  cmocka_unit_test(depth_fits_a_small_stack),
         cmocka_unit_test(every_allocation_may_fail), cmocka_unit_test(every_step_may_be_the_last),
         cmocka_unit_test(long_sources_render),       cmocka_unit_test(cost_is_linear),
-        cmocka_unit_test(reads_are_known),
+        cmocka_unit_test(threads_share_a_template),  cmocka_unit_test(reads_are_known),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

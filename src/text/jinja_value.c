@@ -499,7 +499,7 @@ static bool hash_value(struct jinja_run *j, uint64_t *out, struct jinja_value v,
     case JINJA_STRING:
     case JINJA_BIGINT:
         *out = hash_bytes(v.as.string->ptr, v.as.string->len);
-        return true;
+        return jinja_charge(j, v.as.string->len / STEP_BYTES);
     case JINJA_BOOL:
     case JINJA_INT:
     case JINJA_FLOAT: /* 1, 1.0 and true are the same key */
