@@ -42,11 +42,11 @@ const struct cpu_kernels cpu_kernels_scalar = {
     .round = round_avx2, .load = load_avx2, .store = store_avx2, .load_fp8 = load_fp8_avx2,        \
     .conv = conv_avx2
 #define MATRIX_AVX2                                                                                \
-    .linear = linear_avx2, .delta_step = delta_step_avx2, .matmul = matmul_avx2,                   \
-    .scores = scores_avx2, .weigh = weigh_avx2
+    .delta_step = delta_step_avx2, .matmul = matmul_avx2, .scores = scores_avx2, .weigh = weigh_avx2
 
 const struct cpu_kernels cpu_kernels_avx2 = {
     .isa = "avx2",
+    .linear = linear_avx2,
     .linear_int8 = linear_int8_avx2,
     .act_order = act_order_avx2,
     MATRIX_AVX2,
@@ -55,6 +55,7 @@ const struct cpu_kernels cpu_kernels_avx2 = {
 
 const struct cpu_kernels cpu_kernels_avxvnni = {
     .isa = "avxvnni",
+    .linear = linear_avx2,
     .linear_int8 = linear_int8_avxvnni,
     .act_order = act_order_avxvnni,
     MATRIX_AVX2,
@@ -63,6 +64,7 @@ const struct cpu_kernels cpu_kernels_avxvnni = {
 
 const struct cpu_kernels cpu_kernels_avx512 = {
     .isa = "avx512",
+    .linear = linear_avx512,
     .linear_int8 = linear_int8_avx512vnni,
     .act_order = act_order_avx512vnni,
     MATRIX_AVX2,

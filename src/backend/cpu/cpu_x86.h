@@ -18,6 +18,9 @@ void quantise_avx2(uint8_t *row, const struct act_form *f, const float *x);
 /* linear_avx2.c */
 void linear_avx2(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
 
+/* linear_avx512.c */
+void linear_avx512(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+
 /* matrix_avx2.c */
 void delta_step_avx2(float *out, float *S, const float *q, const float *k, const float *v,
                      float decay, float beta, size_t dk, size_t dv, float *delta);

@@ -259,9 +259,9 @@ static void unpack_int4(uint8_t *dst, const uint8_t *src, size_t n_in, size_t un
     }
 }
 
-/* Scales and zeros of the four rows, by group. */
-static void tile_scales(struct int8_tile *t, const struct weight *w, const size_t rows[TILE_ROWS],
-                        const struct act_form *f)
+/* Scales and zeros of four rows, by group: [g * stride + row]. */
+static void four_scales(float *scales, int32_t *zeros, size_t stride, const struct weight *w,
+                        const size_t rows[TILE_ROWS], const struct act_form *f)
 {
     size_t n_scales = weight_n_groups(w), per_scale = w->group / f->group, g = 0;
 
@@ -275,17 +275,17 @@ static void tile_scales(struct int8_tile *t, const struct weight *w, const size_
         _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
 #pragma GCC unroll 4
         for (size_t j = 0; j < 4; j++) {
-            _mm_storeu_ps(t->scales + (g + j) * TILE_ROWS, s[j]);
+            _mm_storeu_ps(scales + (g + j) * stride, s[j]);
         }
     }
     for (; g < f->n_groups; g++) {
         for (size_t r = 0; r < TILE_ROWS; r++) {
-            t->scales[g * TILE_ROWS + r] = scale_one(w, rows[r] * n_scales + g / per_scale);
+            scales[g * stride + r] = scale_one(w, rows[r] * n_scales + g / per_scale);
         }
     }
     for (g = 0; w->zeros && g < f->n_groups; g++) {
         for (size_t r = 0; r < TILE_ROWS; r++) {
-            t->zeros[g * TILE_ROWS + r] = zero_one(w, rows[r] * n_scales + g / per_scale);
+            zeros[g * stride + r] = zero_one(w, rows[r] * n_scales + g / per_scale);
         }
     }
 }
@@ -312,7 +312,7 @@ static void tile_fill(struct int8_tile *t, const struct weight *w, size_t n, siz
             }
         }
     }
-    tile_scales(t, w, rows, f);
+    four_scales(t->scales, t->zeros, TILE_ROWS, w, rows, f);
 }
 
 /* One number per input: low half a, high half b. */
