@@ -25,7 +25,9 @@ struct numa_topology {
     } nodes[NUMA_NODES_MAX];
 };
 
-/* sysfs: "/sys/devices/system/node" as a rule. Nodes without memory or past NUMA_NODES_MAX are left
+#define NUMA_SYSFS "/sys/devices/system/node"
+
+/* sysfs: NUMA_SYSFS, except in tests. Nodes without memory or past NUMA_NODES_MAX are left
  * out. */
 void numa_detect(struct numa_topology *out, const char *sysfs);
 

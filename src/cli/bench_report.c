@@ -37,6 +37,9 @@ static void print_machine(FILE *out, const struct bench_report *r)
         fprintf(out, ", float32 %.0f GFLOP/s, int8 %.0f GOP/s\n", m->f32_flop_s * 1e-9,
                 m->int8_op_s * 1e-9);
     }
+    if (result->is_probe_small) {
+        fprintf(out, "         too little memory is free to measure it well behind the cache\n");
+    }
     if (result->is_cached) {
         fprintf(out,
                 "         the weights (%.1f MB) fit the last-level cache (%.0f MB): its speed is "

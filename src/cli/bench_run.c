@@ -6,6 +6,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/clock.h"
+#include "base/numa.h"
 #include "base/pool.h"
 #include "base/size.h"
 
@@ -16,6 +17,7 @@ struct bench {
     struct progress *progress;
     struct bench_result *result;
     struct machine_probe probe;
+    struct numa_topology numa;
     struct routing_sim *sim; /* or NULL: the model routes */
 
     const struct op *ops;
@@ -433,6 +435,7 @@ static enum status sweep(struct bench *b, struct error *err)
     for (size_t i = 0; i < threads->n && rc == OK; i++) {
         rc = cpu_backend_set_threads(b->be, threads->at[i], err);
         if (rc == OK) {
+            numa_bind_pool(&b->numa, cpu_backend_pool(b->be)); /* these threads are new */
             rc = run_cases(b, err);
         }
     }
@@ -456,6 +459,7 @@ static void look_at_plan(struct bench *b)
     }
     r->working_bytes = model_weight_bytes(b->model);
     r->cache_bytes = b->probe.cache_bytes;
+    r->is_probe_small = b->probe.is_small;
     r->is_cached = r->working_bytes < r->cache_bytes;
 }
 
@@ -533,6 +537,7 @@ enum status bench_run(struct bench_result *out, struct model *m, struct backend 
 
     *out = (struct bench_result){0};
     b.n_vocab = model_get_config(m)->vocab_size;
+    numa_detect(&b.numa, NUMA_SYSFS);
     rc = check_fits(&b, err);
     if (rc == OK) {
         rc = machine_probe_open(&b.probe, plan->probe_bytes_max, cpu_backend_pool(be), err);

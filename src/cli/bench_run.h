@@ -72,6 +72,7 @@ struct bench_result {
     struct bench_bounds bounds[BENCH_LIST_MAX]; /* one per thread count */
     size_t n_bounds;
     size_t cache_bytes;      /* last-level cache */
+    bool is_probe_small;     /* too little memory was free to measure well behind the cache */
     bool is_cached;          /* the weights fit it: then the bound is the cache's speed */
     size_t working_bytes;    /* weights that steps read again and again */
     size_t n_experts, top_k; /* of a layer; 0: no experts */

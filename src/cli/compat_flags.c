@@ -59,7 +59,6 @@ static const struct flag device_flags[] = {
     ONE_OF("offload-mode", "cpu|meta|shm_cpu|sharded_gpu", ON_CPU),
     VALUE("gpu-expert-slots", ON_CPU),
     ONE_OF("expert-miss", "auto|fetch|cpu", ON_CPU),
-    ONE_OF("dense-quant", "int8|none", ON_CPU),
     SWITCH("deterministic", "on a CPU the same request gives the same text in any company anyway"),
     SWITCH("enable-deterministic-inference",
            "on a CPU the same request gives the same text in any company anyway"),

@@ -16,9 +16,10 @@ enum {
     CACHE_FACTOR = 4, /* the buffer against the last-level cache */
     CACHE_FACTOR_MIN = 2,
     CACHE_BYTES_GUESS = 32 << 20,
-    BUFFER_BYTES_MIN = 256 << 20,
-    BUFFER_BYTES_MAX = 1 << 30, /* twice the cache where that is more */
-    PASSES = 3,                 /* of the best pattern */
+    BUFFER_BYTES_LEAST = 1 << 20,
+    BUFFER_BYTES_MIN = 256 << 20, /* where memory is not short */
+    BUFFER_BYTES_MAX = 1 << 30,   /* twice the cache where that is more */
+    PASSES = 3,                   /* of the best pattern */
     PEAK_PASSES = 5,
     PEAK_ROUNDS = 400000, /* some milliseconds */
     CACHED_BYTES_PER_PASS = 64 << 20
@@ -73,14 +74,10 @@ enum status machine_probe_open(struct machine_probe *p, size_t bytes_max, struct
     n = size_min(cache * CACHE_FACTOR, size_max(BUFFER_BYTES_MAX, cache * CACHE_FACTOR_MIN));
     n = size_max(n, BUFFER_BYTES_MIN);
     if (bytes_max > 0) {
-        n = size_min(n, bytes_max);
+        n = size_min(n, size_max(bytes_max, BUFFER_BYTES_LEAST));
     }
     n -= n % READ_UNIT_BYTES;
-    if (n < cache * CACHE_FACTOR_MIN) {
-        return error_set(err, ERR_NO_MEMORY,
-                         "%zu MiB are too few to measure memory behind a cache of %zu MiB", n >> 20,
-                         cache >> 20);
-    }
+    p->is_small = n < cache * CACHE_FACTOR_MIN;
     data = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB to measure memory", n >> 20);

@@ -9,6 +9,7 @@
 #ifndef CLI_MACHINE_BOUNDS_H
 #define CLI_MACHINE_BOUNDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/status.h"
@@ -26,10 +27,11 @@ struct machine_probe {
     unsigned char *buffer;
     size_t n_bytes;
     size_t cache_bytes; /* of the last level; a guess where the system does not say */
+    bool is_small;      /* less than twice the cache: what is measured is not quite the memory */
 };
 
-/* bytes_max: how much memory may be used (0: no limit). With less than twice the cache the number is not
- * the memory's: ERR_NO_MEMORY. Released by machine_probe_close, also after a failure. */
+/* bytes_max: how much memory may be used (0: no limit, at least a MiB). Released by
+ * machine_probe_close, also after a failure. */
 enum status machine_probe_open(struct machine_probe *p, size_t bytes_max, struct pool *pool,
                                struct error *err);
 void machine_probe_close(struct machine_probe *p);

@@ -349,7 +349,7 @@ enum status model_setup_open(struct model_setup *out, const struct model_flags *
     struct numa_topology numa;
     *out = (struct model_setup){0};
     /* Weights and pools over all nodes; the worker threads, started meanwhile, keep dealing. */
-    numa_detect(&numa, "/sys/devices/system/node");
+    numa_detect(&numa, NUMA_SYSFS);
     numa_interleave(&numa, true);
     enum status rc = open_all(out, f, o, log, err);
     numa_interleave(&numa, false);
