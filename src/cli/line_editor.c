@@ -7,22 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <termios.h>
 #include <unistd.h>
 
 #include "cli/line_buffer.h"
 #include "cli/line_history.h"
 #include "cli/line_keys.h"
 #include "cli/line_view.h"
+#include "cli/terminal_mode.h"
 
 enum { READ_BYTES = 4096, COLUMNS_DEFAULT = 80, ROWS_DEFAULT = 24, AHEAD_BYTES_MAX = 1 << 20 };
 
-#define PASTE_ON  "\x1b[?2004h"
-#define PASTE_OFF "\x1b[?2004l"
-
 struct line_editor {
     int in_fd, out_fd;
-    struct termios saved, raw;
+    struct terminal_mode mode;
     struct line_buffer line;
     struct line_history history;
     size_t history_at; /* history.n: the text being written */
@@ -33,32 +30,6 @@ struct line_editor {
 };
 
 /* ---- the terminal --------------------------------------------------------------------------- */
-
-static void write_all(int fd, const char *data, size_t len)
-{
-    while (len > 0) {
-        ssize_t n = write(fd, data, len);
-        if (n < 0 && errno != EINTR) {
-            return; /* the terminal is gone; the next read tells */
-        }
-        if (n > 0) {
-            data += n;
-            len -= (size_t)n;
-        }
-    }
-}
-
-static void enter_raw(struct line_editor *e)
-{
-    tcsetattr(e->in_fd, TCSADRAIN, &e->raw);
-    write_all(e->out_fd, PASTE_ON, sizeof PASTE_ON - 1);
-}
-
-static void leave_raw(struct line_editor *e)
-{
-    write_all(e->out_fd, PASTE_OFF, sizeof PASTE_OFF - 1);
-    tcsetattr(e->in_fd, TCSADRAIN, &e->saved);
-}
 
 static void look_at_size(struct line_editor *e)
 {
@@ -81,7 +52,7 @@ static void redraw(struct line_editor *e)
     buf_init(&out);
     look_at_size(e);
     line_view_draw(&e->view, &out, text_of(e), e->line.cursor);
-    write_all(e->out_fd, buf_cstr(&out), out.len);
+    terminal_write(e->out_fd, buf_cstr(&out), out.len);
     buf_release(&out);
 }
 
@@ -90,7 +61,7 @@ static void leave_line(struct line_editor *e)
     struct buf out;
     buf_init(&out);
     line_view_leave(&e->view, &out, text_of(e));
-    write_all(e->out_fd, buf_cstr(&out), out.len);
+    terminal_write(e->out_fd, buf_cstr(&out), out.len);
     buf_release(&out);
 }
 
@@ -137,15 +108,11 @@ enum status line_editor_open(struct line_editor **out, const struct line_editor_
     }
     e->in_fd = o->in_fd;
     e->out_fd = o->out_fd;
-    if (tcgetattr(e->in_fd, &e->saved) != 0) {
+    enum status rc = terminal_mode_init(&e->mode, e->in_fd, e->out_fd, err);
+    if (rc != OK) {
         free(e);
-        return error_set(err, ERR_IO, "standard input is no terminal: %s", strerror(errno));
+        return rc;
     }
-    e->raw = e->saved;
-    e->raw.c_lflag &= (tcflag_t) ~(ICANON | ECHO | ISIG | IEXTEN);
-    e->raw.c_iflag &= (tcflag_t) ~(ICRNL | INLCR | IXON | ISTRIP);
-    e->raw.c_cc[VMIN] = 1;
-    e->raw.c_cc[VTIME] = 0;
     e->view = (struct line_view){
         .prompt = o->prompt, .more = o->more, .style = o->style, .normal = o->normal};
     line_buffer_init(&e->line);
@@ -153,7 +120,7 @@ enum status line_editor_open(struct line_editor **out, const struct line_editor_
     key_decoder_init(&e->keys);
     buf_init(&e->draft);
     buf_init(&e->ahead);
-    enter_raw(e);
+    terminal_mode_enter(&e->mode);
     *out = e;
     return OK;
 }
@@ -163,7 +130,7 @@ void line_editor_close(struct line_editor *e)
     if (!e) {
         return;
     }
-    leave_raw(e);
+    terminal_mode_leave(&e->mode);
     line_buffer_release(&e->line);
     line_history_release(&e->history);
     buf_release(&e->draft);
@@ -206,9 +173,9 @@ static void move_down(struct line_editor *e)
 static void suspend(struct line_editor *e)
 {
     leave_line(e);
-    leave_raw(e);
+    terminal_mode_leave(&e->mode);
     kill(0, SIGTSTP); /* the whole job, as the terminal itself would */
-    enter_raw(e);
+    terminal_mode_enter(&e->mode);
 }
 
 static void edit(struct line_editor *e, const struct key *k)
@@ -292,7 +259,7 @@ static bool handle_key(struct line_editor *e, const struct key *k, enum line_out
         line_buffer_delete_forward(&e->line);
         return false;
     case KEY_CLEAR_SCREEN:
-        write_all(e->out_fd, "\x1b[H\x1b[2J", 7);
+        terminal_write(e->out_fd, "\x1b[H\x1b[2J", 7);
         e->view.cursor_row = 0;
         return false;
     case KEY_SUSPEND:

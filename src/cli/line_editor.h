@@ -5,7 +5,8 @@
  *        Up and down move within the text first, then through the history.
  * Raw:   the terminal is in raw mode from open to close, also while an answer is being printed: so
  *        that Ctrl-C is a key, and what is typed ahead is kept for the next message. Output
- *        processing stays on, "\n" works as ever.
+ *        processing stays on, "\n" works as ever. A signal that ends the program puts the terminal
+ *        back first (terminal_mode.h).
  * Thread: one. */
 #ifndef CLI_LINE_EDITOR_H
 #define CLI_LINE_EDITOR_H
