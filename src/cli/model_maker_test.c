@@ -610,13 +610,20 @@ static void run_model(const char *dir, enum dtype compute, const struct log *log
     checkpoint_close(ck);
 }
 
-/* True widths, few layers, experts and words: 64 tokens in float32 and float16. */
+/* True widths, few layers, experts and words. */
 static void test_runs(void **state)
 {
-    static const char *const shapes[] = {"qwen3.5-0.8b", "qwen3.5-35b-a3b", "qwen3-next-80b-a3b"};
+    static const struct {
+        const char *shape;
+        enum dtype compute;
+    } cases[] = {
+        {"qwen3.5-0.8b", DTYPE_F32},
+        {"qwen3.5-35b-a3b", DTYPE_F16},
+        {"qwen3-next-80b-a3b", DTYPE_F32},
+    };
 
     (void)state;
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct shape_change change = {.n_layers = 4, .vocab = 2048};
         struct make_options o = {.shard_bytes = 100 * 1000 * 1000};
         struct test_dir d;
@@ -626,36 +633,37 @@ static void test_runs(void **state)
         test_dir_open(&d);
         snprintf(dir, sizeof dir, "%s/model", d.path);
         o.dir = dir;
-        assert_int_equal(model_shape_find(&o.shape, shapes[i], &err), OK);
+        assert_int_equal(model_shape_find(&o.shape, cases[i].shape, &err), OK);
         change.n_experts = o.shape.n_experts > 0 ? 8 : 0;
         assert_int_equal(model_shape_change(&o.shape, &change, &err), OK);
         o.variant = model_variant_default(&o.shape);
         make_ok(&o, 2);
-        run_model(dir, DTYPE_F32, &d.log);
-        run_model(dir, DTYPE_F16, &d.log);
+        run_model(dir, cases[i].compute, &d.log);
         test_dir_close(&d);
     }
 }
 
-/* The dense format in int4 and experts in bfloat16, at small sizes. */
-static void test_runs_other_formats(void **state)
+/* Small sizes: each family, in both formats, in each type of activations. */
+static void test_runs_all_formats(void **state)
 {
     static const char *const shapes[] = {"qwen3.5-9b", "qwen3.5-122b-a10b", "qwen3-next-80b-a3b"};
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16};
     struct test_dir d;
 
     (void)state;
     test_dir_open(&d);
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++) {
         char dir[DIR_BYTES];
-        struct make_options o = small_options(dir, &d, "model", shapes[i]);
+        struct make_options o = small_options(dir, &d, "model", shapes[i / 2]);
 
         o.replace = i > 0;
-        o.variant.is_int4 = !o.variant.is_int4;
+        o.variant.is_int4 = i % 2 == 1;
         o.variant.scale_dtype = DTYPE_BF16;
         o.variant.with_mtp = true;
         make_ok(&o, 1);
-        run_model(dir, DTYPE_F32, &d.log);
-        run_model(dir, DTYPE_BF16, &d.log);
+        for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
+            run_model(dir, types[k], &d.log);
+        }
     }
     test_dir_close(&d);
 }
@@ -674,7 +682,7 @@ int main(void)
         cmocka_unit_test(test_stops),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_runs),
-        cmocka_unit_test(test_runs_other_formats),
+        cmocka_unit_test(test_runs_all_formats),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
