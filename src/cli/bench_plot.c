@@ -104,7 +104,7 @@ static void put_row(struct buf *out, const struct bench_result *r, const struct 
                 "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"%s\" "
                 "stroke-width=\"2\"/>\n",
                 BARS_X + low, y + BAR_HEIGHT / 2, BARS_X + high, y + BAR_HEIGHT / 2, COLOUR_SPREAD);
-    if (isfinite(share)) {
+    if (isfinite(share) && isfinite(row->bound_tok_s)) {
         snprintf(text, sizeof text, "%.1f of %.1f tok/s, %.0f %% (%s)", row->tok_s.median,
                  row->bound_tok_s, share, bench_bound_name(r, row));
     } else {

@@ -32,7 +32,8 @@ static enum status open_all(struct test_model *t, const char *dir, const struct 
                               .kv_dtype = s->kv,
                               .recurrent_dtype = s->recurrent,
                               .rows_max = or_default(s->rows_max, 512),
-                              .gdn_chunk_min = s->gdn_chunk_min};
+                              .gdn_chunk_min = s->gdn_chunk_min,
+                              .dense_quant = s->dense_quant};
     enum status rc;
 
     *t = (struct test_model){0};

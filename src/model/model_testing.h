@@ -31,6 +31,7 @@ struct test_setup { /* zeros are defaults: auto types, 512 rows, one sequence, a
     enum dtype compute, kv, recurrent;
     enum cpu_isa isa;
     enum cpu_activations activations;
+    enum dense_quant dense_quant;
     size_t n_threads; /* 0: two */
     size_t rows_max, n_live, n_snapshots, context_max, gdn_chunk_min;
     const struct log *log;
