@@ -18,7 +18,15 @@
 #include "text/detok.h"
 #include "text/tokenizer_testing.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
+#ifdef __has_feature /* clang */
+#define HAS_SANITIZER __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define HAS_SANITIZER 1
+#else
+#define HAS_SANITIZER 0
+#endif
+
+#if HAS_SANITIZER || !defined(__GLIBC__)
 int main(void)
 {
     print_message("skipped: allocations belong to the sanitizer\n");
