@@ -93,7 +93,11 @@ static uint64_t count_tokens(const struct bench_plan *p)
             n += p->batches.at[i] * (p->depths.at[j] + p->decode_tokens * (p->repeat + 1));
         }
     }
-    return n * size_max(p->threads.n, 1);
+    n *= size_max(p->threads.n, 1);
+    if (p->profile && p->batches.n > 0) {
+        n += p->batches.at[0] * p->decode_tokens;
+    }
+    return n;
 }
 
 /* ---- sequences ---- */
