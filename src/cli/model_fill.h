@@ -23,7 +23,7 @@ enum fill_kind {
     FILL_UNIFORM,    /* in a..b */
     FILL_DECAY_RATE, /* its exponential is uniform in a..b: A_log */
     FILL_TIME_STEP,  /* its softplus is log-uniform in a..b: dt_bias */
-    FILL_WORDS,      /* any 32 bits: packed int4 weights */
+    FILL_INT4,       /* eight packed weights of 4 bits, 1..15 with mean 8 */
     FILL_CONSTANT,   /* the 32 bits of `word`: zero points */
     FILL_GROUPS      /* index / word: the group of each input */
 };

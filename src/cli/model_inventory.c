@@ -18,8 +18,8 @@ enum { NAME_BYTES = 128, PACKED_PER_WORD = 8 };
 static const uint32_t ZERO_POINTS = 0x77777777; /* 8 less one: the symmetric zero of format v1 */
 static const double HEAD_GAIN = 3;              /* deviation of the logits */
 static const double NORM_SPREAD = 0.1, BIAS_SPREAD = 0.02, CONV_SPREAD = 0.5;
-/* Root mean square of the sixteen int4 values less the zero point, -8 to 7. */
-static const double INT4_RMS = 4.637;
+/* Root mean square of FILL_INT4's values less the zero point: -7 to 7, 0 twice. */
+static const double INT4_RMS = 4.183;
 static const double SCALE_SPREAD = 0.25; /* scales differ from the mean by up to this share */
 
 struct maker {
@@ -140,7 +140,7 @@ static void add_int4(struct maker *m, const char *module, size_t n_out, size_t n
     struct tensor qzeros = {.n_dims = 2, .shape = {n_groups, n_out / PACKED_PER_WORD}};
     struct tensor scales = {.n_dims = 2, .shape = {n_groups, n_out}};
     struct tensor g_idx = {.n_dims = 1, .shape = {n_in}};
-    struct fill_spec words = {.kind = FILL_WORDS, .dtype = DTYPE_I32};
+    struct fill_spec words = {.kind = FILL_INT4, .dtype = DTYPE_I32};
     struct fill_spec zeros = {.kind = FILL_CONSTANT, .dtype = DTYPE_I32, .word = ZERO_POINTS};
     struct fill_spec groups = {.kind = FILL_GROUPS, .dtype = DTYPE_I32, .word = SHAPE_GROUP};
     struct fill_spec factors = {FILL_UNIFORM, m->variant->scale_dtype, scale * (1 - SCALE_SPREAD),

@@ -139,7 +139,7 @@ static void test_fill_pieces(void **state)
 {
     static const struct fill_spec specs[] = {
         {FILL_NORMAL, DTYPE_BF16, 0, 1, 0},           {FILL_UNIFORM, DTYPE_F16, 0.5, 1.5, 0},
-        {FILL_DECAY_RATE, DTYPE_F32, 1, 16, 0},       {FILL_WORDS, DTYPE_I32, 0, 0, 0},
+        {FILL_DECAY_RATE, DTYPE_F32, 1, 16, 0},       {FILL_INT4, DTYPE_I32, 0, 0, 0},
         {FILL_CONSTANT, DTYPE_I32, 0, 0, 0x77777777}, {FILL_GROUPS, DTYPE_I32, 0, 0, 128},
     };
     enum { N = 1001 };
@@ -212,6 +212,36 @@ static void test_distributions(void **state)
     moments(&mean, &deviation, &least, &most, &step);
     assert_true(log1p(exp(least)) >= 0.00099 && log1p(exp(most)) <= 0.101);
     assert_true(log1p(exp(least)) < 0.0011 && log1p(exp(most)) > 0.09);
+}
+
+/* Packed weights are 1..15 and balanced around the zero point. */
+static void test_int4(void **state)
+{
+    enum { N = 10000 };
+    const struct fill_spec spec = {.kind = FILL_INT4, .dtype = DTYPE_I32};
+    static uint32_t words[N];
+    size_t counts[16] = {0};
+    double sum = 0;
+    struct fill f;
+
+    (void)state;
+    fill_init(&f, &spec);
+    fill_range(words, &f, fill_key(1, "x"), 1, N);
+    for (size_t i = 0; i < N; i++) {
+        for (unsigned k = 0; k < 8; k++) {
+            unsigned q = words[i] >> (4 * k) & 15;
+
+            counts[q]++;
+            sum += (double)q - 8;
+        }
+    }
+    assert_int_equal(counts[0], 0);
+    assert_true(fabs(sum / (8 * N)) < 0.05);
+    for (size_t q = 1; q < 16; q++) {
+        size_t expected = 8 * N / 16 * (q == 8 ? 2 : 1);
+
+        assert_in_range(counts[q], expected * 9 / 10, expected * 11 / 10);
+    }
 }
 
 /* ---- small files ---- */
@@ -568,11 +598,27 @@ static void check_logits(const struct eval_result *r)
     assert_true(n_changes > r->n_tokens / 2);
 }
 
+/* The rows between the layers keep their size: a bias that all weights share would add up. */
+static void check_hidden(const struct eval_result *r)
+{
+    size_t n = r->n_tokens * r->hidden_size;
+
+    for (size_t layer = 1; layer < r->n_layers; layer++) {
+        const float *rows = r->hidden + layer * n;
+        double squares = 0;
+
+        for (size_t i = 0; i < n; i++) {
+            squares += (double)rows[i] * (double)rows[i];
+        }
+        assert_true(sqrt(squares / (double)n) > 0.2 && sqrt(squares / (double)n) < 3);
+    }
+}
+
 static void run_model(const char *dir, enum dtype compute, const struct log *log)
 {
     struct cpu_backend_options cpu = {.n_threads = 2};
     struct model_options mo = {.compute_dtype = compute, .rows_max = 64, .out_rows_max = 64};
-    struct eval_options eo = {.n_greedy = N_GREEDY, .want_logits = true};
+    struct eval_options eo = {.n_greedy = N_GREEDY, .want_logits = true, .want_hidden = true};
     struct eval_result r = {0};
     struct checkpoint *ck = NULL;
     struct backend *be = NULL;
@@ -601,6 +647,7 @@ static void run_model(const char *dir, enum dtype compute, const struct log *log
     assert_int_equal(r.bad_layer, -1);
     assert_int_equal(r.n_greedy, N_GREEDY);
     check_logits(&r);
+    check_hidden(&r);
     for (size_t i = 0; i < N_GREEDY * r.vocab; i++) {
         assert_true(isfinite(r.greedy_logits[i]));
     }
@@ -673,6 +720,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fill_pieces),
         cmocka_unit_test(test_distributions),
+        cmocka_unit_test(test_int4),
         cmocka_unit_test(test_configs),
         cmocka_unit_test(test_tokenizer),
         cmocka_unit_test(test_same_bytes),
