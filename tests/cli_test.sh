@@ -220,6 +220,33 @@ else
 fi
 server=""
 
+# A step that takes longer than the watchdog allows: code 72 and a line that says which. Thousands of
+# tokens take far longer than a millisecond; which of the requests is the last does not matter.
+"$SPILLWAY" serve --model-path $rill --port 0 --watchdog-timeout 0.001 >"$work/out" 2>"$work/err" &
+server=$!
+if wait_for 120 ready; then
+    port=$(sed -n 's|.*ready to roll! http://[^:]*:\([0-9]*\).*|\1|p' "$work/err")
+    printf '{"prompt":"%s","max_tokens":64,"ignore_eos":true}' "$(seq 1 1500 | tr '\n' ' ')" \
+        >"$work/long"
+    n=0
+    while [ $n -lt 50 ] && ! gone; do
+        curl -s -m 60 "http://localhost:$port/v1/completions" \
+            -H 'Content-Type: application/json' -d @"$work/long" >"$work/answer"
+        [ ! -s "$work/answer" ] || grep -q -e finish_reason -e shutting_down -e draining \
+            "$work/answer" || fail "while the watchdog ends the program: $(cat "$work/answer")"
+        n=$((n + 1))
+    done
+    wait_for 10 gone || fail "the watchdog did not end the program"
+    kill -9 "$server" 2>/dev/null
+    wait "$server"
+    code=$?
+    [ $code = 72 ] || fail "exit code $code instead of 72 when a step was too long"
+    says "watchdog: step [0-9]* of the model"
+else
+    fail "the server did not start"
+fi
+server=""
+
 # A configuration file, and flags without a command.
 cat >"$work/serve.yaml" <<YAML
 model_path: $rill

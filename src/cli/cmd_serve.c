@@ -2,23 +2,38 @@
  *
  * Place: cli. Order: bind, answer /health with 503, load, self-test, open the routes. A second
  *        server on the same port thus fails in the first second, not after minutes of loading.
- * Threads: the main thread loads and then waits; one runs the HTTP loop, one waits for signals; the
- *        engine has its own. */
+ * Threads: the main thread loads and then waits, with an eye on the engine's steps (watchdog.h); one
+ *        runs the HTTP loop, one waits for signals; the engine has its own. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "cli/command.h"
 #include "cli/compat_flags.h"
 #include "cli/model_setup.h"
 #include "cli/sd_notify.h"
 #include "cli/serve_flags.h"
 #include "cli/signals.h"
+#include "cli/watchdog.h"
 #include "runtime/engine.h"
 #include "runtime/selftest.h"
 #include "server/server.h"
+
+/* After the watchdog gave up: for the requests' errors to leave. */
+enum { GIVE_UP_MS = 800 };
+
+/* Tells the main thread that the HTTP loop has returned. */
+struct loop_end {
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* waits by the monotonic clock */
+    bool is_over;           /* guarded by lock */
+};
 
 struct serve {
     struct model_flags model_flags;
@@ -31,6 +46,7 @@ struct serve {
     struct server *server;
     struct signal_watch *signals;
     pthread_t loop;
+    struct loop_end loop_end;
     bool loop_started;
     enum status loop_status; /* with loop_error: the loop thread's until it is joined */
     struct error loop_error;
@@ -39,10 +55,49 @@ struct serve {
     struct json_object *info;
 };
 
+static void loop_end_init(struct loop_end *e)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static void loop_end_release(struct loop_end *e)
+{
+    pthread_cond_destroy(&e->changed);
+    pthread_mutex_destroy(&e->lock);
+}
+
+/* Waits for at most wait_ms; false: the loop still runs. */
+static bool loop_end_wait(struct loop_end *e, unsigned wait_ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += wait_ms / 1000;
+    until.tv_nsec += (long)(wait_ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    pthread_mutex_lock(&e->lock);
+    while (!e->is_over && pthread_cond_timedwait(&e->changed, &e->lock, &until) != ETIMEDOUT) {
+    }
+    bool is_over = e->is_over;
+    pthread_mutex_unlock(&e->lock);
+    return is_over;
+}
+
 static void *run_loop(void *arg)
 {
     struct serve *s = arg;
     s->loop_status = server_run(s->server, &s->loop_error);
+    pthread_mutex_lock(&s->loop_end.lock);
+    s->loop_end.is_over = true;
+    pthread_cond_signal(&s->loop_end.changed);
+    pthread_mutex_unlock(&s->loop_end.lock);
     return NULL;
 }
 
@@ -75,9 +130,9 @@ static enum status start_loop(struct serve *s, struct error *err)
 static enum status self_test(struct serve *s, struct error *err)
 {
     struct selftest_report report = {0};
-    enum status rc = selftest_run(s->setup.model, &report, err);
+    enum status rc =
+        selftest_run(s->setup.model, s->setup.activations != CPU_ACTIVATIONS_F32, &report, err);
     if (rc != OK) {
-        error_prefix(err, "self-test");
         return rc;
     }
     log_info(s->log, "self-test passed: %zu tokens in %.2f s, prefill and decode agree within %.1e",
@@ -163,6 +218,34 @@ static void open_routes(struct serve *s)
     sd_notify_send("READY=1\nSTATUS=serving");
 }
 
+/* A step does not end. Its thread cannot be stopped and holds what everything else would have to free;
+ * so the requests get an error, and the process ends as it stands. */
+static void give_up(struct serve *s, const struct engine_stats *stats)
+{
+    log_error(s->log,
+              "watchdog: step %llu of the model has run for %.3g s, --watchdog-timeout allows %.3g "
+              "s (%zu requests running, %zu waiting): ending the program",
+              (unsigned long long)stats->steps + 1, clock_seconds_since(stats->step_started_ns),
+              s->flags.watchdog_timeout_s, stats->n_running, stats->n_queued);
+    sd_notify_send("STOPPING=1\nSTATUS=a step of the model did not end");
+    server_request_stop(s->server, 2);
+    loop_end_wait(&s->loop_end, GIVE_UP_MS);
+    _exit(EXIT_CODE_WATCHDOG);
+}
+
+/* Until the HTTP loop ends. */
+static void wait_and_watch(struct serve *s)
+{
+    const double limit_s = s->flags.watchdog_timeout_s;
+    while (!loop_end_wait(&s->loop_end, watchdog_interval_ms(limit_s))) {
+        struct engine_stats stats = {0};
+        engine_get_stats(s->engine, &stats);
+        if (watchdog_is_late(&stats, limit_s, clock_now_ns())) {
+            give_up(s, &stats);
+        }
+    }
+}
+
 /* Connections hold ports of the engine, so the server goes first. */
 static void serve_release(struct serve *s)
 {
@@ -224,6 +307,7 @@ static enum status serve(struct serve *s, struct error *err)
     }
     if (rc == OK) {
         open_routes(s);
+        wait_and_watch(s);
     } else if (s->loop_started) {
         server_request_stop(s->server, 2);
     }
@@ -246,12 +330,14 @@ static int run(int argc, char **argv, struct log *log)
         return command_fail(&err);
     }
     s->log = log;
+    loop_end_init(&s->loop_end);
     enum status rc = parse_flags(s, argc, argv, &err);
     bool help = s->parsed.help;
     if (rc == OK && !help) {
         rc = serve(s, &err);
     }
     serve_release(s);
+    loop_end_release(&s->loop_end);
     free(s);
     if (rc == OK && !help) {
         log_info(log, "stopped");

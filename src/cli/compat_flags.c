@@ -162,7 +162,7 @@ static const struct flag other_flags[] = {
     VALUE("crash-dump-folder", NO_PROFILE),
     SWITCH("enable-trace", NO_PROFILE),
     VALUE("otlp-traces-endpoint", NO_PROFILE),
-    VALUE("soft-watchdog-timeout", "--watchdog-timeout turns /health red and ends nothing"),
+    VALUE("soft-watchdog-timeout", "at half of --watchdog-timeout /health is 503"),
     VALUE("log-level-http", "HTTP requests are logged by --log-requests"),
     VALUE("log-requests-format", "--log-format decides for all lines"),
     LIST("log-requests-target", "all lines go to standard error"),

@@ -91,7 +91,7 @@ static const char tail[] =
     "The device was lost while serving.\n"
     ".TP\n"
     ".B 72\n"
-    "The watchdog ended the program.\n"
+    "A step of the model took longer than \\fB\\-\\-watchdog\\-timeout\\fR.\n"
     ".SH ENVIRONMENT\n"
     ".TP\n"
     ".B SPILLWAY_*\n"

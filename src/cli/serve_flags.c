@@ -115,9 +115,10 @@ const struct flag serve_flag_table[] = {
      .kind = FLAG_DOUBLE,
      AT(watchdog_timeout_s),
      .metavar = "SECONDS",
-     .min = 0.1,
+     .min = 0,
      .max = 1e6,
-     .help = "a model step that takes longer turns /health to 503"},
+     .help = "a step of the model that takes longer ends the program with code 72, so that a "
+             "supervisor starts it again; /health is 503 from half of it on; 0 never"},
     {.name = "log-level",
      .kind = FLAG_CHOICE,
      AT(log_level),
@@ -266,7 +267,7 @@ enum status serve_flags_resolve(struct server_options *out, char **key_text,
         .body_bytes_max = f->body_bytes_max,
         .max_connections = f->max_connections,
         .shutdown_timeout_s = f->shutdown_timeout_s,
-        .watchdog_s = f->watchdog_timeout_s,
+        .watchdog_s = f->watchdog_timeout_s / 2, /* health is red before the program ends */
         .log_requests = f->log_requests && f->log_requests_level > 0 ? 1 : 0,
         .log = log,
     };

@@ -5,7 +5,9 @@
  *        code of ours runs in a signal handler and no global is needed. The first one drains, the
  *        second stops at once; the time that this may take is bounded even when a step of the
  *        model does not end. SIGBUS cannot be waited for: it comes from a mapped weight file that was
- *        cut, in the middle of a kernel. Its handler writes one line and ends with code 70. */
+ *        cut, in the middle of a kernel. Its handler writes one line and ends with code 70; clients
+ *        see their connection close. An error event for them would need the queues and the output
+ *        buffers, which the interrupted thread or another may be changing under a lock. */
 #ifndef CLI_SIGNALS_H
 #define CLI_SIGNALS_H
 

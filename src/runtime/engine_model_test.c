@@ -42,9 +42,10 @@ struct rig {
         }                                                                                          \
     } while (0)
 
-static void open_model(struct rig *r, const char *dir, size_t n_live, size_t rows_max)
+static void open_model_with(struct rig *r, const char *dir, size_t n_live, size_t rows_max,
+                            enum cpu_activations activations)
 {
-    struct cpu_backend_options cpu = {.n_threads = 2};
+    struct cpu_backend_options cpu = {.n_threads = 2, .activations = activations};
     struct model_options o = {.rows_max = rows_max, .out_rows_max = n_live};
 
     *r = (struct rig){0};
@@ -53,6 +54,11 @@ static void open_model(struct rig *r, const char *dir, size_t n_live, size_t row
     MUST(cpu_backend_new(&r->backend, &cpu, &err));
     o.pool = cpu_backend_pool(r->backend);
     MUST(model_open(&r->model, r->checkpoint, r->backend, &o, NULL, NULL, &err));
+}
+
+static void open_model(struct rig *r, const char *dir, size_t n_live, size_t rows_max)
+{
+    open_model_with(r, dir, n_live, rows_max, CPU_ACTIVATIONS_F32);
 }
 
 static void start_engine(struct rig *r, const char *dir, size_t max_running, size_t chunk_tokens)
@@ -471,13 +477,30 @@ static void test_selftest_passes(void **state)
             struct rig r;
 
             open_model(&r, dirs[i], 1, rows[k]);
-            MUST(selftest_run(r.model, &report, &err));
+            MUST(selftest_run(r.model, false, &report, &err));
             assert_true(report.max_rel_error < 1e-4);
             assert_int_equal(report.n_tokens, k == 0 ? 77 : 19);
             assert_int_equal(state_store_counts(model_states(r.model)).live_used, 0);
             assert_int_equal(state_store_counts(model_states(r.model)).pages_used, 0);
             close_model(&r);
         }
+    }
+}
+
+/* Rounded activations part the two ways by more than a fault in float32 may. */
+static void test_selftest_allows_for_rounding(void **state)
+{
+    static const enum cpu_activations kinds[] = {CPU_ACTIVATIONS_BF16, CPU_ACTIVATIONS_INT8};
+    (void)state;
+
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct selftest_report report;
+        struct rig r;
+
+        open_model_with(&r, RILL_DIR, 1, 128, kinds[i]);
+        MUST(selftest_run(r.model, true, &report, &err));
+        assert_true(report.max_rel_error > 0 && report.max_rel_error < 0.05);
+        close_model(&r);
     }
 }
 
@@ -492,7 +515,7 @@ static void test_selftest_names_the_layer(void **state)
     assert_non_null(mkdtemp(dir));
     copy_with_bad_row(dir);
     open_model(&r, dir, 1, 128);
-    assert_int_equal(selftest_run(r.model, &report, &err), ERR_INTERNAL);
+    assert_int_equal(selftest_run(r.model, false, &report, &err), ERR_INTERNAL);
     assert_non_null(strstr(err.text, "self-test"));
     assert_non_null(strstr(err.text, "not finite"));
     assert_int_equal(state_store_counts(model_states(r.model)).live_used, 0);
@@ -508,6 +531,7 @@ int main(void)
         cmocka_unit_test(test_cancel_gives_places_back),
         cmocka_unit_test(test_nan_ends_only_the_request_that_meets_it),
         cmocka_unit_test(test_selftest_passes),
+        cmocka_unit_test(test_selftest_allows_for_rounding),
         cmocka_unit_test(test_selftest_names_the_layer),
     };
     return cmocka_run_group_tests_name("engine_model", tests, NULL, NULL);
