@@ -31,6 +31,7 @@ void arena_release(struct arena *a)
     }
     a->blocks = NULL;
     a->used_bytes = 0;
+    a->is_starved = false;
 }
 
 void *arena_alloc(struct arena *a, size_t n_bytes)
@@ -52,6 +53,7 @@ void *arena_alloc(struct arena *a, size_t n_bytes)
         }
         b = calloc(1, whole);
         if (!b) {
+            a->is_starved = true;
             return NULL;
         }
         b->cap = cap;

@@ -5,6 +5,7 @@
 #ifndef BASE_ARENA_H
 #define BASE_ARENA_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/str.h"
@@ -15,11 +16,13 @@ struct arena {
     struct arena_block *blocks;
     size_t used_bytes; /* handed out so far */
     size_t bytes_max;  /* 0: no limit */
+    bool is_starved;   /* an allocation failed for want of memory, not because of bytes_max */
 };
 
 void arena_init(struct arena *a, size_t bytes_max);
 void arena_release(struct arena *a);
-void *arena_alloc(struct arena *a, size_t n_bytes); /* zeroed, 16-byte aligned; NULL when full */
+/* Zeroed, 16-byte aligned. NULL: bytes_max would be passed, or (is_starved) there is no memory. */
+void *arena_alloc(struct arena *a, size_t n_bytes);
 void *arena_array(struct arena *a, size_t n, size_t each);     /* checked product */
 char *arena_copy(struct arena *a, const char *text, size_t n); /* NUL-terminated copy */
 

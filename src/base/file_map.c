@@ -50,8 +50,8 @@ enum status file_map_open(struct file_map *map, const char *path, struct error *
     if (n_bytes > 0) {
         void *p = mmap(NULL, n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
-            rc = error_set(err, ERR_IO, "cannot map '%s' (%zu bytes): %s", path, n_bytes,
-                           strerror(errno));
+            rc = error_set(err, errno == ENOMEM ? ERR_NO_MEMORY : ERR_IO,
+                           "cannot map '%s' (%zu bytes): %s", path, n_bytes, strerror(errno));
         } else {
             map->data = p;
             map->n_bytes = n_bytes;

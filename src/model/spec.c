@@ -134,7 +134,7 @@ enum status model_spec_build(struct model_spec *out, const struct model_config *
             continue;
         }
         if (!tables_make(out, c)) {
-            return error_set(err, ERR_LIMIT,
+            return error_set(err, out->arena.is_starved ? ERR_NO_MEMORY : ERR_LIMIT,
                              "the model is too large to describe: %zu layers of %zu experts",
                              c->n_layers, c->n_experts);
         }

@@ -322,16 +322,27 @@ static void admit(struct engine *e)
     }
 }
 
+/* The end of a sequence that says of itself why it ends; an error can only be a lack of memory. */
+static void end_by_itself(struct engine *e, struct sequence *q, enum finish_reason reason)
+{
+    struct error err;
+
+    if (reason == FINISH_ERROR) {
+        error_set(&err, ERR_NO_MEMORY, "cannot allocate a token of an answer");
+    }
+    end_sequence(e, q, reason, reason == FINISH_ERROR ? &err : NULL);
+}
+
 /* Chooses the next token of q from its logits. */
 static void choose(struct engine *e, struct sequence *q, const float *logits)
 {
     struct sampler_input in = {.logits = logits, .sampling = &q->sampling, .history = &q->history};
     struct sample sample;
     struct error err = {0};
-    enum finish_reason reason;
+    enum finish_reason reason = q->n_output == 0 ? sequence_start(q) : FINISH_NONE;
 
-    if (q->n_output == 0 && !sequence_start(q)) {
-        end_sequence(e, q, FINISH_ABORT, NULL);
+    if (reason != FINISH_NONE) {
+        end_by_itself(e, q, reason);
         return;
     }
     in.n_banned = sequence_banned(q, &in.banned);
@@ -343,7 +354,7 @@ static void choose(struct engine *e, struct sequence *q, const float *logits)
     e->stats.output_tokens++;
     reason = sequence_take(q, &sample);
     if (reason != FINISH_NONE) {
-        end_sequence(e, q, reason, NULL);
+        end_by_itself(e, q, reason);
     }
 }
 

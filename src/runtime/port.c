@@ -134,13 +134,13 @@ static void append(struct engine_port *p, struct port_event *node)
     p->n_events++;
 }
 
-bool port_push(struct engine_port *p, struct engine_event *event)
+enum status port_push(struct engine_port *p, struct engine_event *event)
 {
     struct port_event *node = malloc(sizeof *node);
 
     if (!node) {
         engine_event_release(event);
-        return false;
+        return ERR_NO_MEMORY;
     }
     node->event = *event;
     pthread_mutex_lock(&p->lock);
@@ -153,7 +153,7 @@ bool port_push(struct engine_port *p, struct engine_event *event)
         engine_event_release(event);
         free(node);
     }
-    return fits;
+    return fits ? OK : ERR_BUSY;
 }
 
 void port_push_last(struct engine_port *p, struct port_event *node)

@@ -20,8 +20,8 @@ void port_unref(struct engine_port *p);     /* accepts NULL */
 bool port_is_closed(struct engine_port *p); /* its receiver is gone */
 bool port_is_full(struct engine_port *p);
 
-/* Takes over event->text. false: full or out of memory (the event is released). */
-bool port_push(struct engine_port *p, struct engine_event *event);
+/* Takes over event->text, also when it fails. ERR_BUSY: full, or its receiver is gone; ERR_NO_MEMORY. */
+enum status port_push(struct engine_port *p, struct engine_event *event);
 /* Takes over node; cannot fail. */
 void port_push_last(struct engine_port *p, struct port_event *node);
 

@@ -184,12 +184,19 @@ size_t sequence_banned(const struct sequence *q, const int32_t **ids)
 
 /* ---- events ---- */
 
-bool sequence_start(struct sequence *q)
+static enum finish_reason send(struct sequence *q, struct engine_event *event)
+{
+    enum status rc = port_push(q->port, event);
+
+    return rc == OK ? FINISH_NONE : rc == ERR_NO_MEMORY ? FINISH_ERROR : FINISH_ABORT;
+}
+
+enum finish_reason sequence_start(struct sequence *q)
 {
     struct engine_event event = {
         .kind = ENGINE_EVENT_STARTED, .request = q->id, .n_prompt = q->n_prompt};
 
-    return port_push(q->port, &event);
+    return send(q, &event);
 }
 
 static bool ends_with(const struct sequence *q, int32_t id)
@@ -231,15 +238,33 @@ enum finish_reason sequence_take(struct sequence *q, const struct sample *sample
     event.text = buf_take(&q->out_text);
     if (!event.text || !buf_ok(&q->detok_text)) { /* out of memory: better no answer than a gap */
         engine_event_release(&event);
-        return FINISH_ABORT;
+        return FINISH_ERROR;
     }
-    if (!port_push(q->port, &event)) {
-        return FINISH_ABORT;
+    enum finish_reason unsent = send(q, &event);
+    if (unsent != FINISH_NONE) {
+        return unsent;
     }
     if (is_stopped) {
         return FINISH_STOP;
     }
     return q->n_output >= q->max_tokens ? FINISH_LENGTH : FINISH_NONE;
+}
+
+/* The text that was held back. False: there is no memory for it. */
+static bool take_rest(struct sequence *q, struct engine_event *event)
+{
+    buf_clear(&q->detok_text);
+    detok_finish(&q->detok, &q->detok_text);
+    stop_push(&q->stop, (struct str){q->detok_text.data, q->detok_text.len}, &q->out_text);
+    stop_finish(&q->stop, &q->out_text);
+    bool is_whole = buf_ok(&q->detok_text);
+    event->text_len = q->out_text.len;
+    event->text = buf_take(&q->out_text);
+    if (!is_whole || !event->text) {
+        engine_event_release(event);
+        return false;
+    }
+    return true;
 }
 
 static double seconds_between(uint64_t from_ns, uint64_t to_ns)
@@ -263,22 +288,17 @@ void sequence_end(struct sequence *q, enum finish_reason reason, const struct er
     event->queue_s = seconds_between(q->submitted_ns, q->admitted_ns ? q->admitted_ns : now);
     event->prefill_s = seconds_between(q->admitted_ns, q->first_token_ns ? q->first_token_ns : now);
     event->decode_s = seconds_between(q->first_token_ns, now);
+    event->kind = ENGINE_EVENT_DONE;
+    event->reason = reason;
+    if (error) {
+        event->error = *error;
+    } else if (!take_rest(q, event)) {
+        error_set(&event->error, ERR_NO_MEMORY, "cannot allocate the end of an answer");
+        error = &event->error;
+    }
     if (error) {
         event->kind = ENGINE_EVENT_ERROR;
         event->reason = FINISH_ERROR;
-        event->error = *error;
-    } else {
-        event->kind = ENGINE_EVENT_DONE;
-        event->reason = reason;
-        buf_clear(&q->detok_text);
-        detok_finish(&q->detok, &q->detok_text);
-        stop_push(&q->stop, (struct str){q->detok_text.data, q->detok_text.len}, &q->out_text);
-        stop_finish(&q->stop, &q->out_text);
-        event->text_len = q->out_text.len;
-        event->text = buf_take(&q->out_text);
-        if (!event->text) {
-            event->text_len = 0;
-        }
     }
     port_push_last(q->port, node);
 }

@@ -70,12 +70,14 @@ bool sequence_is_cancelled(struct sequence *q); /* by request, or its receiver i
 /* Ids that may not be chosen for the next token. */
 size_t sequence_banned(const struct sequence *q, const int32_t **ids);
 
-/* Sends STARTED. false: the receiver does not take it, the sequence must end with FINISH_ABORT. */
-bool sequence_start(struct sequence *q);
-/* Takes a chosen token and sends its event. FINISH_NONE means go on; FINISH_ABORT, that the token
- * could not be sent: whatever else it would have ended, the text has a gap. */
+/* Sends STARTED. FINISH_NONE means go on; FINISH_ABORT: the receiver does not take it; FINISH_ERROR: out
+ * of memory. */
+enum finish_reason sequence_start(struct sequence *q);
+/* Takes a chosen token and sends its event. FINISH_NONE means go on; FINISH_ABORT and FINISH_ERROR as
+ * above: whatever else the token would have ended, the text has a gap. */
 enum finish_reason sequence_take(struct sequence *q, const struct sample *sample);
-/* Sends DONE with the rest of the text, or ERROR when error is not NULL. Once per sequence. */
+/* Sends DONE with the rest of the text, or ERROR when error is not NULL or there is no memory for
+ * that text. Once per sequence. */
 void sequence_end(struct sequence *q, enum finish_reason reason, const struct error *error);
 
 #endif
