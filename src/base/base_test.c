@@ -312,9 +312,11 @@ static void test_files(void **state)
     assert_int_equal(map.n_bytes, 5);
     assert_memory_equal(map.data, "hello", 5);
     file_map_close(&map);
-    assert_int_equal(file_read(&text, &n, path, 5, &err), OK);
-    assert_string_equal(text, "hello");
-    free(text);
+    for (size_t limit = 5; limit <= 6; limit++) {
+        assert_int_equal(file_read(&text, &n, path, limit, &err), OK);
+        assert_string_equal(text, "hello");
+        free(text);
+    }
     assert_int_equal(file_read(&text, &n, path, 4, &err), ERR_LIMIT);
     assert_non_null(strstr(err.text, path));
     unlink(path);
@@ -342,6 +344,13 @@ static void test_log_escapes(void **state)
     line[n] = '\0';
     assert_non_null(strstr(line, "warning: evil\\x0aline\\x1b[2J\n"));
     assert_null(strstr(line, "dropped"));
+    log_warning(&log, "\xc2\x9b"
+                      "2J caf\xc3\xa9 \xc2\xa0"); /* a terminal takes U+009B for ESC [ */
+    n = read(fds[0], line, sizeof line - 1);
+    assert_true(n > 0);
+    line[n] = '\0';
+    assert_non_null(strstr(line, "warning: \\x9b"
+                                 "2J caf\xc3\xa9 \xc2\xa0\n"));
     log.is_json = true;
     log_info(&log, "say \"%s\"", "hi");
     n = read(fds[0], line, sizeof line - 1);

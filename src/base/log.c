@@ -1,7 +1,9 @@
 /* log.c - one write() per line. See log.h. */
 #include "base/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +17,9 @@ enum { LOG_LINE_BYTES_MAX = 8192 };
 static void append_escaped(struct buf *line, const char *text)
 {
     for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
-        if (*p < 0x20 || *p == 0x7f) {
+        bool is_c1 = *p == 0xc2 && p[1] >= 0x80 && p[1] <= 0x9f; /* U+0080 .. U+009F */
+        if (*p < 0x20 || *p == 0x7f || is_c1) {
+            p += is_c1;
             buf_appendf(line, "\\x%02x", *p);
         } else {
             buf_append_char(line, (char)*p);
@@ -60,6 +64,9 @@ void log_line(const struct log *log, enum log_level level, const char *fmt, ...)
     }
     while (buf_ok(&line) && sent < line.len) {
         ssize_t n = write(log->fd, line.data + sent, line.len - sent);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
         if (n <= 0) {
             break; /* nowhere to complain to */
         }
