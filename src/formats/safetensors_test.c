@@ -179,7 +179,8 @@ static void test_writer_refuses(void **state)
     float one = 1.0f;
     struct tensor good = {&one, DTYPE_F32, 1, {1}}, none = {&one, DTYPE_NONE, 1, {1}},
                   huge = {&one, DTYPE_F32, 2, {SIZE_MAX / 2, 4}}, null = {NULL, DTYPE_F32, 1, {1}},
-                  deep = {&one, DTYPE_F32, TENSOR_DIMS_MAX + 1, {1}};
+                  deep = {&one, DTYPE_F32, TENSOR_DIMS_MAX + 1, {1}},
+                  deepest = {&one, DTYPE_F32, TENSOR_DIMS_MAX, {1, 1, 1, 1, 1, 1, 1, 1}};
 
     (void)state;
     test_dir_open(&d);
@@ -193,6 +194,7 @@ static void test_writer_refuses(void **state)
     assert_int_equal(safetensors_writer_add(w, "huge", &huge, &err), ERR_FORMAT);
     assert_int_equal(safetensors_writer_add(w, "null", &null, &err), ERR_FORMAT);
     assert_int_equal(safetensors_writer_add(w, "deep", &deep, &err), ERR_LIMIT);
+    assert_int_equal(safetensors_writer_add(w, "deepest", &deepest, &err), OK);
     assert_int_equal(safetensors_writer_add(w, "a", &good, &err), OK);
     assert_int_equal(safetensors_writer_finish(w, test_path(&d, "no/such/x"), &err), ERR_IO);
     assert_int_equal(safetensors_writer_add(w, "a", &good, &err), OK);

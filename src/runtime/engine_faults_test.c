@@ -58,6 +58,42 @@ static void test_bad_requests_are_refused_while_others_run(void **state)
     results_release(&rs);
 }
 
+/* As many stop ids as are allowed, and the longest prompt that leaves room for one token. */
+static void test_requests_at_the_limits(void **state)
+{
+    int32_t ids[STOP_IDS_MAX + 1], prompt[200];
+    struct result result;
+    struct error err;
+    uint64_t id;
+    struct rig r;
+    (void)state;
+
+    for (size_t i = 0; i <= STOP_IDS_MAX; i++) {
+        ids[i] = FAKE_TOKENS - 1; /* the model never chooses it */
+    }
+    for (size_t i = 0; i < 200; i++) {
+        prompt[i] = 5;
+    }
+    rig_open(&r, &plain);
+    rig_start(&r);
+    struct engine_request q = request_of(prompt, plain.context_length - 1, 0);
+    q.stop_ids = ids;
+    q.n_stop_ids = STOP_IDS_MAX;
+    q.ignore_eos = true;
+    run_one(&r, &q, &result);
+    assert_int_equal(result.last.reason, FINISH_LENGTH);
+    assert_int_equal(result.last.n_output, 1);
+    q.n_stop_ids = STOP_IDS_MAX + 1;
+    assert_int_equal(engine_submit(r.engine, r.port, &q, &id, &err), ERR_BAD_REQUEST);
+    assert_string_equal(err.param, "stop_token_ids");
+    q.n_stop_ids = STOP_IDS_MAX;
+    q.n_prompt = plain.context_length;
+    assert_int_equal(engine_submit(r.engine, r.port, &q, &id, &err), ERR_BAD_REQUEST);
+    assert_string_equal(err.param, "prompt");
+    assert_non_null(strstr(err.text, "200"));
+    rig_close(&r);
+}
+
 static void test_a_fault_ends_its_own_request_only(void **state)
 {
     static const struct {
@@ -147,14 +183,16 @@ static void test_options_that_do_not_fit(void **state)
 
     assert_non_null(m);
     fake_model_init(m, 2, 8);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         struct engine_options o = good;
         o.max_running = i == 1 ? 3 : i == 2 ? 0 : o.max_running;
         o.max_queued = i == 3 ? ENGINE_QUEUE_MAX + 1 : o.max_queued;
         o.chunk_tokens = i == 4 ? FAKE_ROWS_MAX : o.chunk_tokens;
         o.context_length = i == 5 ? 1 : o.context_length;
-        assert_int_equal(engine_new(&e, m, NULL, eos, 1, &o, &err), i == 0 ? OK : ERR_USAGE);
-        engine_free(i == 0 ? e : NULL);
+        o.max_queued = i == 6 ? ENGINE_QUEUE_MAX : o.max_queued;
+        bool fits = i == 0 || i == 6;
+        assert_int_equal(engine_new(&e, m, NULL, eos, 1, &o, &err), fits ? OK : ERR_USAGE);
+        engine_free(fits ? e : NULL);
     }
     engine_free(NULL);
     free(m);
@@ -545,6 +583,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_requests_are_refused_while_others_run),
+        cmocka_unit_test(test_requests_at_the_limits),
         cmocka_unit_test(test_a_fault_ends_its_own_request_only),
         cmocka_unit_test(test_a_device_error_ends_the_step_and_not_the_engine),
         cmocka_unit_test(test_options_that_do_not_fit),

@@ -543,6 +543,8 @@ static void test_ranges(void **state)
     assert_int_equal(sampling_check(&p, 10, &err), ERR_BAD_REQUEST);
     assert_string_equal(err.param, "top_k");
     p = ok;
+    p.n_top_logprobs = TOP_LOGPROBS_MAX;
+    assert_int_equal(sampling_check(&p, 10, &err), OK);
     p.n_top_logprobs = TOP_LOGPROBS_MAX + 1;
     assert_int_equal(sampling_check(&p, 10, &err), ERR_BAD_REQUEST);
     assert_string_equal(err.param, "top_logprobs");
@@ -565,6 +567,10 @@ static void test_bias_ranges(void **state)
         assert_int_equal(sampling_check(&p, 10, &err), ERR_BAD_REQUEST);
         assert_string_equal(err.param, "logit_bias");
     }
+    static const struct logit_bias most[LOGIT_BIAS_MAX]; /* all of token 0 */
+    p.bias = most;
+    p.n_bias = LOGIT_BIAS_MAX;
+    assert_int_equal(sampling_check(&p, 10, &err), OK);
     p.n_bias = LOGIT_BIAS_MAX + 1; /* refused before any entry is read */
     assert_int_equal(sampling_check(&p, 10, &err), ERR_BAD_REQUEST);
 }
