@@ -48,6 +48,7 @@ double peak_int8_avx512(size_t rounds)
 static uint64_t read_streams(const unsigned char *p, size_t n, size_t apart, size_t ahead)
 {
     __m512i sum[4];
+    uint64_t lanes[8];
 
     for (int i = 0; i < 4; i++) {
         sum[i] = _mm512_setzero_si512();
@@ -63,8 +64,9 @@ static uint64_t read_streams(const unsigned char *p, size_t n, size_t apart, siz
             sum[s] = _mm512_add_epi64(sum[s], _mm512_load_si512(q));
         }
     }
-    return (uint64_t)_mm512_reduce_add_epi64(
-        _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3])));
+    sum[0] = _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]));
+    _mm512_storeu_si512(lanes, sum[0]);
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3] + lanes[4] + lanes[5] + lanes[6] + lanes[7];
 }
 
 uint64_t peak_read_avx512(const unsigned char *data, size_t n_bytes, int pattern)
