@@ -19,6 +19,9 @@ fail() {
     failures=$((failures + 1))
 }
 
+# Before a command in the background: it may open its files later than the first look at them.
+fresh_output() { : >"$work/out" && : >"$work/err"; }
+
 # try CODE COMMAND...: runs it into out and err.
 try() {
     want=$1
@@ -129,6 +132,7 @@ ready() { grep -q "fired up and ready to roll" "$work/err"; }
 gone() { ! kill -0 "$server" 2>/dev/null; }
 
 # serve, as somebody who comes from another server types it; only the port is a free one.
+fresh_output
 "$SPILLWAY" serve --model-path $rill --quantization gptq_marlin --dtype float16 \
     --attention-backend triton --cpu-offload-gb 12 --offload-group-size 1 \
     --mem-fraction-static 0.80 --kv-cache-dtype fp8_e4m3 --disable-cuda-graph \
@@ -164,6 +168,7 @@ else
 fi
 
 # SIGTERM while loading or right after: 0, soon.
+fresh_output
 "$SPILLWAY" serve --model-path $rill --port 0 >"$work/out" 2>"$work/err" &
 server=$!
 wait_for 20 grep -q "listening" "$work/err"
@@ -174,6 +179,7 @@ server=""
 [ $code = 0 ] || fail "exit code $code after SIGTERM while loading"
 
 # A request in flight when SIGTERM comes: it gets the drain time, no more; exit code 0.
+fresh_output
 "$SPILLWAY" serve --model-path $rill --port 0 --shutdown-timeout 1 >"$work/out" 2>"$work/err" &
 server=$!
 if wait_for 120 ready; then
@@ -198,6 +204,7 @@ server=""
 # read already; never a crash.
 cp -r $rill "$work/cut"
 chmod -R u+w "$work/cut"
+fresh_output
 "$SPILLWAY" serve --model-path "$work/cut" --port 0 >"$work/out" 2>"$work/err" &
 server=$!
 if wait_for 120 ready; then
@@ -222,6 +229,7 @@ server=""
 
 # A step that takes longer than the watchdog allows: code 72 and a line that says which. Thousands of
 # tokens take far longer than a millisecond; which of the requests is the last does not matter.
+fresh_output
 "$SPILLWAY" serve --model-path $rill --port 0 --watchdog-timeout 0.001 >"$work/out" 2>"$work/err" &
 server=$!
 if wait_for 120 ready; then
@@ -255,6 +263,7 @@ max-running-requests: 2
 context-length: 1Ki
 log-format: json
 YAML
+fresh_output
 "$SPILLWAY" --config "$work/serve.yaml" >"$work/out" 2>"$work/err" &
 server=$!
 if wait_for 120 ready; then
