@@ -555,6 +555,12 @@ static void test_refused_steps(void **state)
     span = (struct model_span){seq, good, 3, 0};
     assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), OK);
     assert_int_equal(state_tokens(seq), 3);
+    assert_int_equal(state_reserve(store, seq, 8, &err), OK);
+    span = (struct model_span){seq, good, 8, 8}; /* as many rows and logits as a step can hold */
+    assert_int_equal(model_step(t.m, &span, 1, NULL, &result, &err), OK);
+    assert_int_equal(state_tokens(seq), 11);
+    assert_int_equal(state_reserve(store, seq, 64 - 11 + 1, &err), ERR_LIMIT);
+    assert_int_equal(state_reserve(store, seq, 64 - 11, &err), OK);
     state_free(store, seq);
     test_model_close(&t);
 }
