@@ -97,6 +97,10 @@ void bench_report_table(FILE *out, const struct bench_report *r)
     fprintf(out, "machine  %s (%s), kernels %s\n", r->cpu, r->features, r->isa);
     fprintf(out, "load     %.2f s (%.2f GB/s of files)\n", r->load_s,
             (double)r->checkpoint_bytes / r->load_s * 1e-9);
+    if (r->load_average >= 0) {
+        fprintf(out, "before   load average %.2f%s\n", r->load_average,
+                r->load_average > 0.5 ? ": other work disturbs the numbers" : "");
+    }
     print_machine(out, r);
     fprintf(out, "\n%-24s %3s %10s %10s %10s %9s %9s %10s %-10s %8s\n", "", "thr", "tok/s", "least",
             "most", "MB/tok", "GFLOP/tok", "bound", "by", "reached");
@@ -251,6 +255,7 @@ enum status bench_report_json(struct buf *out, const struct bench_report *r, str
     put_size(&j, root, "cache_bytes", r->result->cache_bytes);
     put_number(&j, root, "load_s", r->load_s);
     put_number(&j, root, "load_gb_s", (double)r->checkpoint_bytes / r->load_s * 1e-9);
+    put_number(&j, root, "load_average_before", r->load_average >= 0 ? r->load_average : NAN);
     put_size(&j, root, "repeat", r->plan->repeat);
     put_size(&j, root, "chunk_tokens", r->plan->chunk_tokens);
     put_bounds(&j, root, r->result);

@@ -20,6 +20,7 @@ struct bench_report {
     size_t checkpoint_bytes, weight_bytes; /* in the files; as the kernels read them */
     const char *dtype, *activations, *dense_quant, *routing, *isa;
     char cpu[128], features[128];
+    double load_average; /* of the machine over the minute before; negative: unknown */
 };
 
 void bench_report_table(FILE *out, const struct bench_report *r);

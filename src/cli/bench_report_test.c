@@ -59,6 +59,7 @@ static void make(struct made *m)
                                       .result = &m->result,
                                       .model_path = "models/<odd> & \"quoted\"\x01\xff",
                                       .load_s = 2,
+                                      .load_average = 0.25,
                                       .checkpoint_bytes = 3000000000,
                                       .weight_bytes = 4000000000,
                                       .dtype = "float32",
@@ -118,6 +119,7 @@ static void test_json(void **state)
     assert_string_equal(text, "memory");
     assert_int_equal(json_object_array_length(json_get(root, "bounds")), 2);
     assert_true(number(root, "load_gb_s") == 1.5);
+    assert_true(number(root, "load_average_before") == 0.25);
     row = json_object_array_get_idx(json_get(root, "profile"), 0);
     assert_true(number(row, "share") == 0.6 && number(row, "gb_s") == 2);
     json_object_put(root);

@@ -4,6 +4,7 @@
  *        --quality, bench_quality.c measures what the faster settings cost in answers instead. Results go
  *        to standard output, progress and settings to standard error. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -258,7 +259,7 @@ static enum status speed(const struct bench_flags *f, struct model_flags *model,
     struct op_profile profile = {0};
     struct bench_plan plan = {0};
     struct bench_result result = {0};
-    struct bench_report report = {.plan = &plan, .result = &result};
+    struct bench_report report = {.plan = &plan, .result = &result, .load_average = -1};
     struct model_setup_options options = {.quiet = true};
     struct model_setup setup;
     struct progress progress;
@@ -266,6 +267,9 @@ static enum status speed(const struct bench_flags *f, struct model_flags *model,
 
     if (rc != OK) {
         return rc;
+    }
+    if (getloadavg(&report.load_average, 1) != 1) {
+        report.load_average = -1;
     }
     size_model(model, &plan);
     options.n_snapshots = bench_seqs_max(&plan);

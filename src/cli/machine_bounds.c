@@ -20,8 +20,8 @@ enum {
     BUFFER_BYTES_MIN = 256 << 20, /* where memory is not short */
     BUFFER_BYTES_MAX = 1 << 30,   /* twice the cache where that is more */
     PASSES = 3,                   /* of the best pattern */
-    PEAK_PASSES = 5,
-    PEAK_ROUNDS = 400000, /* some milliseconds */
+    PEAK_PASSES = 25,             /* short ones: one of them is undisturbed */
+    PEAK_ROUNDS = 400000,         /* some milliseconds */
     CACHED_BYTES_PER_PASS = 64 << 20
 };
 
