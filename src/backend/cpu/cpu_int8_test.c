@@ -1,7 +1,6 @@
 /* cpu_int8_test.c - int8 activations: every instruction set gives the reference's bits; the error
  * against exact products is bounded; nothing that is not finite is lost. */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/cpu_test_util.h"
+#include "backend/cpu/cpu_test_tables.h"
 
 /* --- the kernels, bit for bit --- */
 
@@ -78,21 +77,6 @@ static float *activations(size_t n_in, uint64_t *seed)
     return x;
 }
 
-/* The tables of this machine; returns their number. */
-static size_t tables(const struct cpu_kernels *out[TEST_ISAS])
-{
-    enum cpu_isa isas[TEST_ISAS];
-    size_t n = test_isas(isas);
-
-    for (size_t a = 0; a < n; a++) {
-        struct backend *be = test_backend(isas[a], 1);
-
-        out[a] = ((struct cpu_backend *)be)->kernels;
-        be->ops->free(be);
-    }
-    return n;
-}
-
 /* Records of all rows of x as the table wants them for w. */
 static uint8_t *quantised(const struct cpu_kernels *kn, struct cpu_input *in,
                           const struct weight *w, const float *x)
@@ -164,7 +148,7 @@ static void every_instruction_set_gives_the_same_bits(void **state)
 {
     static const enum dtype scales[] = {DTYPE_F16, DTYPE_BF16, DTYPE_F32};
     const struct cpu_kernels *kn[TEST_ISAS];
-    size_t n_tables = tables(kn);
+    size_t n_tables = test_tables(kn);
     uint64_t seed = 7;
 
     (void)state;
@@ -265,7 +249,7 @@ static void plain_values(int *q, const struct act_form *f, const uint8_t *row)
 static void quantisation_is_exact_and_alike(void **state)
 {
     const struct cpu_kernels *kn[TEST_ISAS];
-    size_t n_tables = tables(kn);
+    size_t n_tables = test_tables(kn);
     uint64_t seed = 9;
 
     (void)state;

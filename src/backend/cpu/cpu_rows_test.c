@@ -1,6 +1,5 @@
 /* cpu_rows_test.c - embedding, norm, swiglu, residual sums, checks, gather, convolution. */
-#include "backend/cpu/cpu_test_util.h"
-#include "backend/cpu/cpu_x86.h"
+#include "backend/cpu/cpu_test_tables.h"
 
 static const size_t SIZES[] = {1, 7, 31, 32, 33, 64, 65, 127, 128, 200};
 static const size_t ROWS[] = {1, 2, 3, 5, 8, 17, 64, 65};
@@ -40,13 +39,11 @@ static double ulps(float got, double want)
 
 static void exp_is_within_two_units(void **state)
 {
-    const struct cpu_kernels *tables[2] = {&cpu_kernels_scalar, NULL};
+    const struct cpu_kernels *tables[TEST_ISAS];
+    size_t n_tables = test_tables(tables);
 
     (void)state;
-    if (cpu_detect().avx2) {
-        tables[1] = &cpu_kernels_avx2;
-    }
-    for (size_t t = 0; t < 2 && tables[t]; t++) {
+    for (size_t t = 0; t < n_tables; t++) {
         double worst = 0;
 
         for (double x = -103; x < 88.7; x += 0.000737) {
@@ -73,10 +70,15 @@ static void conversions_agree_with_base(void **state)
     static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16};
     static const float special[] = {0,        -0.0f, INFINITY, -INFINITY, 65504.0f,
                                     65520.0f, 1e-8f, 6e-8f,    3.4e38f,   1.00390625f};
+    const struct cpu_kernels *tables[TEST_ISAS];
+    size_t n_tables = test_tables(tables);
     uint64_t seed = 21;
 
     (void)state;
-    for (size_t t = 0; t < 2; t++) {
+    for (size_t c = 0; c < 2 * n_tables; c++) {
+        const struct cpu_kernels *kn = tables[c / 2];
+        enum dtype t = types[c % 2];
+
         for (size_t n = 1; n <= 41; n++) {
             float x[41], r[41], back[41];
             uint16_t half[42];
@@ -87,20 +89,12 @@ static void conversions_agree_with_base(void **state)
             }
             memcpy(r, x, sizeof r);
             half[n] = 0x1234;
-            cpu_kernels_scalar.round(types[t], r, n);
-            for (size_t i = 0; i < n; i++) {
-                assert_true(r[i] == dtype_round(types[t], x[i]));
-            }
-            if (!cpu_detect().avx2) {
-                continue;
-            }
-            memcpy(r, x, sizeof r);
-            cpu_kernels_avx2.round(types[t], r, n);
-            cpu_kernels_avx2.store(types[t], half, x, n);
-            cpu_kernels_avx2.load(back, types[t], half, n);
+            kn->round(t, r, n);
+            kn->store(t, half, x, n);
+            kn->load(back, t, half, n);
             assert_int_equal(half[n], 0x1234);
             for (size_t i = 0; i < n; i++) {
-                assert_true(r[i] == dtype_round(types[t], x[i]));
+                assert_true(r[i] == dtype_round(t, x[i]));
                 assert_true(back[i] == r[i]);
             }
         }
@@ -112,30 +106,30 @@ static void fp8_bytes_agree_with_base(void **state)
 {
     static const enum dtype types[] = {DTYPE_F8_E4M3, DTYPE_F8_E5M2};
 
+    const struct cpu_kernels *tables[TEST_ISAS];
+    size_t n_tables = test_tables(tables);
+
     (void)state;
-    for (size_t c = 0; c < 2 * 256; c++) {
+    for (size_t c = 0; c < n_tables * 2 * 256; c++) {
         enum dtype t = types[c % 2];
         uint8_t bytes[17];
-        float scalar[17], fast[17], want;
+        float out[17], want;
         size_t n = 1 + c / 2 % 17;
 
-        memset(bytes, (int)(c / 2), sizeof bytes);
+        memset(bytes, (int)(c / 2 % 256), sizeof bytes);
         want = dtype_load(t, bytes, 0) * 0.37f;
-        cpu_kernels_scalar.load_fp8(scalar, t, bytes, n, 0.37f);
-        if (cpu_detect().avx2) {
-            cpu_kernels_avx2.load_fp8(fast, t, bytes, n, 0.37f);
-        } else {
-            memcpy(fast, scalar, sizeof fast);
-        }
+        tables[c / 512]->load_fp8(out, t, bytes, n, 0.37f);
         for (size_t i = 0; i < n; i++) {
-            assert_true(isnan(want) ? isnan(scalar[i]) && isnan(fast[i])
-                                    : scalar[i] == want && fast[i] == want);
+            assert_true(isnan(want) ? isnan(out[i]) : out[i] == want);
         }
     }
 }
 
 static void a_maximum_notices_nan(void **state)
 {
+    const struct cpu_kernels *tables[TEST_ISAS];
+    size_t n_tables = test_tables(tables);
+
     (void)state;
     for (size_t n = 1; n <= 40; n++) {
         for (size_t at = 0; at < n; at++) {
@@ -144,12 +138,12 @@ static void a_maximum_notices_nan(void **state)
             for (size_t i = 0; i < n; i++) {
                 x[i] = -5.0f - (float)i;
             }
-            x[at] = -1;
-            assert_true(cpu_kernels_scalar.max(x, n) == -1);
-            assert_true(!cpu_detect().avx2 || cpu_kernels_avx2.max(x, n) == -1);
-            x[at] = NAN;
-            assert_true(isnan(cpu_kernels_scalar.max(x, n)));
-            assert_true(!cpu_detect().avx2 || isnan(cpu_kernels_avx2.max(x, n)));
+            for (size_t t = 0; t < n_tables; t++) {
+                x[at] = -1;
+                assert_true(tables[t]->max(x, n) == -1);
+                x[at] = NAN;
+                assert_true(isnan(tables[t]->max(x, n)));
+            }
         }
     }
 }
