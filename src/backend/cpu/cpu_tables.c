@@ -67,7 +67,10 @@ const struct cpu_kernels cpu_kernels_avx512 = {
     .linear = linear_avx512,
     .linear_int8 = linear_int8_avx512vnni,
     .act_order = act_order_avx512vnni,
-    MATRIX_AVX2,
+    .delta_step = delta_step_avx512,
+    .matmul = matmul_avx512,
+    .scores = scores_avx512,
+    .weigh = weigh_avx512,
     ROWS_AVX2,
 };
 

@@ -29,6 +29,14 @@ void matmul_avx2(float *C, size_t ldc, const float *A, size_t lda, const float *
 void scores_avx2(float *s, const float *q, const float *K, size_t n, size_t hd, float scale);
 void weigh_avx2(float *acc, float keep, const float *p, const float *V, size_t n, size_t hd);
 
+/* matrix_avx512.c */
+void delta_step_avx512(float *out, float *S, const float *q, const float *k, const float *v,
+                       float decay, float beta, size_t dk, size_t dv, float *delta);
+void matmul_avx512(float *C, size_t ldc, const float *A, size_t lda, const float *B, size_t ldb,
+                   size_t m, size_t n, size_t k, bool accumulates);
+void scores_avx512(float *s, const float *q, const float *K, size_t n, size_t hd, float scale);
+void weigh_avx512(float *acc, float keep, const float *p, const float *V, size_t n, size_t hd);
+
 /* rows_avx2.c */
 float dot_avx2(const float *a, const float *b, size_t n);
 void norm_avx2(float *out, const float *x, const float *weight, size_t n, float eps);
