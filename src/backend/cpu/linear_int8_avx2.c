@@ -18,10 +18,14 @@ SIMD_INLINE __m256i dot_first(enum weight_kind kind, __m256i w, __m256i x)
     return kind == WEIGHT_INT4 ? _mm256_maddubs_epi16(w, x) : _mm256_madd_epi16(w, x);
 }
 
+/* The empty instruction keeps the compiler from adding up in another order: it takes integer additions
+ * as free to regroup, and a tree of them needs more registers than there are. */
 SIMD_INLINE __m256i dot_next(enum weight_kind kind, __m256i sum, __m256i w, __m256i x)
 {
-    return kind == WEIGHT_INT4 ? _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x))
-                               : _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+    sum = kind == WEIGHT_INT4 ? _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x))
+                              : _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
+    __asm__("" : "+x"(sum));
+    return sum;
 }
 
 SIMD_INLINE __m256i dot_fold(enum weight_kind kind, __m256i sum)
@@ -34,11 +38,11 @@ SIMD_INLINE __m256i load_int8(const uint8_t *p)
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
 
-#include "backend/cpu/linear_int8_ymm.h"
+#include "backend/cpu/linear_int8_panel.h"
 
 void linear_int8_avx2(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1)
 {
-    linear_int8_ymm(job, w, n0, n1);
+    linear_int8_panels(job, w, n0, n1);
 }
 
 void act_order_avx2(struct act_form *f, enum weight_kind kind)

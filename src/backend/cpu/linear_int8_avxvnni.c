@@ -33,11 +33,11 @@ SIMD_INLINE __m256i load_int8(const uint8_t *p)
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
-#include "backend/cpu/linear_int8_ymm.h"
+#include "backend/cpu/linear_int8_panel.h"
 
 void linear_int8_avxvnni(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1)
 {
-    linear_int8_ymm(job, w, n0, n1);
+    linear_int8_panels(job, w, n0, n1);
 }
 
 void act_order_avxvnni(struct act_form *f, enum weight_kind kind)
