@@ -18,11 +18,20 @@ golden: all ## compare with the reference model's outputs
 	@$(CMAKE) --build build -j $(JOBS) --target unit_tests
 	@cd build && $(CTEST) -L golden
 
-asan ubsan tsan: ## the tests under a sanitizer
+asan ubsan: ## the tests under a sanitizer
 	@$(CMAKE) --preset $@ >/dev/null
 	@$(CMAKE) --build build-$@ -j $(JOBS)
 	@$(CMAKE) --build build-$@ -j $(JOBS) --target unit_tests
 	@cd build-$@ && $(CTEST) -LE "golden|nosan"
+
+# Only where threads meet: the arithmetic of one thread is the other sanitizers' business, and takes
+# TSan many minutes.
+TSAN_TESTS := pool|cpu_backend|cpu_linear|cpu_moe|engine|stop_test|server_|watchdog|generator|jinja_test|bench_run|api_test|puppet|cli_test|sdk_test
+tsan: ## the tests of everything that runs in threads, under ThreadSanitizer
+	@$(CMAKE) --preset tsan >/dev/null
+	@$(CMAKE) --build build-tsan -j $(JOBS)
+	@$(CMAKE) --build build-tsan -j $(JOBS) --target unit_tests
+	@cd build-tsan && $(CTEST) -R "$(TSAN_TESTS)"
 
 fuzz: ## fuzz one parser: make fuzz T=safetensors [SECONDS=60]
 	@test -n "$(T)" || { echo "usage: make fuzz T=NAME [SECONDS=60]; names:"; ls src/*/*_fuzz.c | sed 's|.*/||; s|_fuzz.c||'; exit 2; }
