@@ -31,6 +31,7 @@ static const struct peak_loops loops[] = {
     {"avx2", peak_f32_avx2, peak_int8_avx2, peak_read_avx2},
     {"avxvnni", peak_f32_avx2, peak_int8_avxvnni, peak_read_avx2},
     {"avx512", peak_f32_avx512, peak_int8_avx512, peak_read_avx512},
+    {"amx", peak_f32_avx512, peak_int8_amx, peak_read_avx512},
 #endif
 };
 

@@ -63,7 +63,7 @@ const struct flag model_flag_table[] = {
     {.name = "cpu-isa",
      .kind = FLAG_CHOICE,
      AT(cpu_isa),
-     .choices = "auto|scalar|avx2|avxvnni|avx512",
+     .choices = "auto|scalar|avx2|avxvnni|avx512|amx",
      .help = "instruction set of the CPU kernels"},
     {.name = "threads",
      .kind = FLAG_SIZE,

@@ -101,7 +101,8 @@ static enum cpu_isa isa_named(const char *name)
     } names[] = {{"scalar", CPU_ISA_SCALAR},
                  {"avx2", CPU_ISA_AVX2},
                  {"avxvnni", CPU_ISA_AVX_VNNI},
-                 {"avx512", CPU_ISA_AVX512}};
+                 {"avx512", CPU_ISA_AVX512},
+                 {"amx", CPU_ISA_AMX}};
 
     for (size_t i = 0; name && i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(names[i].name, name) == 0) {

@@ -26,7 +26,7 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     const char *quantization;    /* must agree with the checkpoint when given */
     const char *load_format;
     const char *model_override_args; /* JSON */
-    const char *cpu_isa;             /* auto|scalar|avx2|avxvnni|avx512 */
+    const char *cpu_isa;             /* auto|scalar|avx2|avxvnni|avx512|amx */
     size_t threads;                  /* 0: one per physical core */
     size_t context_length;           /* 0: from the config */
     size_t max_total_tokens;         /* 0: default */

@@ -29,6 +29,7 @@ uint64_t peak_read_avx2(const unsigned char *data, size_t n_bytes, int pattern);
 double peak_int8_avxvnni(size_t rounds);
 double peak_f32_avx512(size_t rounds);
 double peak_int8_avx512(size_t rounds);
+double peak_int8_amx(size_t rounds);
 uint64_t peak_read_avx512(const unsigned char *data, size_t n_bytes, int pattern);
 #endif
 

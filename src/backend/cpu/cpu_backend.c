@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/cpu_x86.h"
 #include "base/arena.h"
 #include "base/size.h"
 
@@ -194,6 +195,9 @@ static const struct cpu_kernels *kernels_of(enum cpu_isa isa)
         return cpu_detect().avx_vnni ? &cpu_kernels_avxvnni : NULL;
     case CPU_ISA_AVX512:
         return cpu_detect().avx512_vnni ? &cpu_kernels_avx512 : NULL;
+    case CPU_ISA_AMX:
+        return cpu_detect().avx512_vnni && cpu_detect().amx && amx_works() ? &cpu_kernels_amx
+                                                                           : NULL;
 #endif
     default:
         return NULL;
@@ -206,6 +210,7 @@ static enum status pick_kernels(struct cpu_backend *be, enum cpu_isa isa, struct
         enum cpu_isa isa;
         const char *text;
     } by_speed[] = {
+        {CPU_ISA_AMX, "AMX for int8 that works"},
         {CPU_ISA_AVX512, "AVX-512 with VNNI"},
         {CPU_ISA_AVX_VNNI, "AVX-VNNI"},
         {CPU_ISA_AVX2, "AVX2 with FMA and F16C"},

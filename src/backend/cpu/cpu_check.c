@@ -107,9 +107,7 @@ enum status cpu_check_all_rows(const struct op *op, struct error *err)
 static const struct cpu_kernels *const isa_order[] = {
     &cpu_kernels_scalar,
 #if defined(__x86_64__)
-    &cpu_kernels_avx2,
-    &cpu_kernels_avxvnni,
-    &cpu_kernels_avx512,
+    &cpu_kernels_avx2,   &cpu_kernels_avxvnni, &cpu_kernels_avx512, &cpu_kernels_amx,
 #endif
 };
 
@@ -136,7 +134,8 @@ const char *cpu_isa_name(const struct cpu_backend *be, const char *const *names)
         family, kind, activations[0] != 0,                                                         \
         {                                                                                          \
             family " " kind activations " scalar", family " " kind activations " avx2",            \
-                family " " kind activations " avxvnni", family " " kind activations " avx512"      \
+                family " " kind activations " avxvnni", family " " kind activations " avx512",     \
+                family " " kind activations " amx"                                                 \
         }                                                                                          \
     }
 #define NAME_QUANTISED(family, activations)                                                        \
@@ -156,7 +155,7 @@ const char *cpu_kernel_name(const struct cpu_backend *be, const char *family,
     static const struct {
         const char *family, *kind;
         bool is_int8; /* the activations */
-        const char *names[4];
+        const char *names[5];
     } table[] = {
         NAME_KINDS("linear"),
         NAME_KINDS("route"),

@@ -74,7 +74,8 @@ struct experts_run {
     size_t n_rows, n_slots, n_active;
     /* The forms that the first expert reads, made once for all that want the same. */
     struct cpu_input in_form, hidden_form;
-    float *in;           /* [n_rows] copies, unless the form is the input as it is */
+    bool in_by_slot;
+    float *in;           /* [n_rows] copies, or [slots], unless the form is the input as it is */
     float *hidden_in;    /* [slots] copies of hidden, likewise */
     float *hidden;       /* [slots][width] gate, then the swiglu product */
     float *up;           /* [slots][width] */
@@ -93,7 +94,10 @@ static size_t experts_cut(struct experts_run *r, float *base, const struct cpu_b
 
     r->in_form = cpu_input_of(be, &u->experts[0].gate);
     r->hidden_form = cpu_input_of(be, &u->experts[0].down);
-    in = r->in_form.kind == INPUT_AS_IS ? 0 : cpu_times(n_rows, r->in_form.row_floats);
+    r->in_by_slot = r->in_form.kind == INPUT_INT8 && n_rows > 1;
+    in = r->in_form.kind == INPUT_AS_IS
+             ? 0
+             : cpu_times(r->in_by_slot ? slots : n_rows, r->in_form.row_floats);
     hidden_in =
         r->hidden_form.kind == INPUT_AS_IS ? 0 : cpu_times(slots, r->hidden_form.row_floats);
 
@@ -191,6 +195,20 @@ static void product(const struct experts_run *r, struct linear_job *job, const s
     cpu_product(r->be, job, w, begin, end, is_ready, cpu_scratch(r->be, thread));
 }
 
+/* The same of the op's input: with a copy per slot an expert's rows are neighbours. */
+static void input_product(const struct experts_run *r, struct linear_job *job,
+                          const struct weight *w, size_t first, size_t begin, size_t end,
+                          size_t thread)
+{
+    const float *copy = r->in;
+
+    if (r->in_by_slot && reads(r->be, w, &r->in_form)) {
+        copy += first * r->in_form.row_floats;
+        job->x_rows = NULL;
+    }
+    product(r, job, w, &r->in_form, copy, begin, end, thread);
+}
+
 /* Columns [begin, end) of expert e's hidden rows. */
 static void inner_part(const struct experts_run *r, size_t e, size_t begin, size_t end,
                        size_t thread)
@@ -208,10 +226,10 @@ static void inner_part(const struct experts_run *r, size_t e, size_t begin, size
     struct linear_job job = input;
 
     job.out = r->hidden + first * u->width;
-    product(r, &job, &u->experts[e].gate, &r->in_form, r->in, begin, end, thread);
+    input_product(r, &job, &u->experts[e].gate, first, begin, end, thread);
     job = input;
     job.out = r->up + first * u->width;
-    product(r, &job, &u->experts[e].up, &r->in_form, r->in, begin, end, thread);
+    input_product(r, &job, &u->experts[e].up, first, begin, end, thread);
     for (size_t slot = first; slot < first + n; slot++) {
         float *gate = r->hidden + slot * u->width + begin;
         float *up = r->up + slot * u->width + begin;
@@ -279,13 +297,34 @@ static void outer_columns(void *ctx, size_t begin, size_t end, size_t thread)
     }
 }
 
+/* Row i of the input to all its slots. */
+static void write_slots(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    const struct experts_run *r = ctx;
+    const struct op_experts *u = r->u;
+    size_t row_floats = r->in_form.row_floats;
+
+    for (size_t i = begin; i < end; i++) {
+        const int32_t *slot = r->slot_of + i * u->top_k;
+
+        cpu_input_write(r->be, &r->in_form, r->in, (size_t)slot[0],
+                        (const float *)u->in.data + i * u->in.cols, cpu_scratch(r->be, thread));
+        for (size_t j = 1; j < u->top_k; j++) {
+            memcpy(r->in + (size_t)slot[j] * row_floats, r->in + (size_t)slot[0] * row_floats,
+                   row_floats * sizeof *r->in);
+        }
+    }
+}
+
 static void run_regions(struct cpu_backend *be, struct experts_run *r)
 {
     const struct op_experts *u = r->u;
     size_t inner_work = 2 * r->n_slots * u->width * u->in.cols;
     size_t grain = 2 * LINEAR_TILE_ROWS;
 
-    if (r->in_form.kind != INPUT_AS_IS) {
+    if (r->in_by_slot) {
+        cpu_parallel(be, r->n_rows, 1, r->n_rows * u->in.cols, write_slots, r);
+    } else if (r->in_form.kind != INPUT_AS_IS) {
         cpu_input_write_all(be, &r->in_form, r->in, u->in.data, u->in.cols, r->n_rows);
     }
     if (r->n_rows == 1) {

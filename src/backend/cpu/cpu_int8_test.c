@@ -4,7 +4,7 @@
 
 /* --- the kernels, bit for bit --- */
 
-enum { N_OUT_MAX = 127, N_X_MAX = 65 };
+enum { N_OUT_MAX = 127, N_X_MAX = 145 };
 
 static const struct {
     size_t n_in, group;
@@ -118,7 +118,8 @@ static void compare_cuts(const struct cpu_kernels *kn, const struct weight *w, c
                          const float *want)
 {
     static const size_t n_outs[] = {1, 7, 64, 65, 127};
-    static const size_t n_xs[] = {1, 2, 3, 4, 5, 8, 17, 64, 65};
+    static const size_t n_xs[] = {1, 2, 3, 4, 5, 8, 15, 17, 33, 64, 65, 128, 145};
+    enum { N_OUTS = sizeof n_outs / sizeof n_outs[0], N_XS = sizeof n_xs / sizeof n_xs[0] };
     int32_t backwards[N_X_MAX];
     struct cpu_input in;
     uint8_t *rows = quantised(kn, &in, w, x);
@@ -126,8 +127,8 @@ static void compare_cuts(const struct cpu_kernels *kn, const struct weight *w, c
     for (int32_t i = 0; i < N_X_MAX; i++) {
         backwards[i] = N_X_MAX - 1 - i;
     }
-    for (size_t c = 0; c < 5 * 9; c++) {
-        size_t n_out = n_outs[c % 5], n_x = n_xs[c / 5];
+    for (size_t c = 0; c < N_OUTS * N_XS; c++) {
+        size_t n_out = n_outs[c % N_OUTS], n_x = n_xs[c / N_OUTS];
         const int32_t *x_rows = c % 2 ? backwards : NULL;
         float *out = products(kn, &in, rows, w, n_out, n_x, x_rows);
 
@@ -174,6 +175,52 @@ static void every_instruction_set_gives_the_same_bits(void **state)
             int8_weight_release(&t);
         }
     }
+}
+
+/* Far more inputs than a kernel works through at a time, and one that does not fill its last tile. */
+static void every_instruction_set_takes_many_inputs(void **state)
+{
+    enum { N_IN = 128, N_HERE = 57 * 16 - 15, N_OUT = 33 };
+    enum cpu_isa isas[TEST_ISAS];
+    size_t n_isas = test_isas(isas);
+    uint64_t seed = 15;
+    float *x = test_floats(N_HERE * N_IN, 2, &seed), *want = NULL;
+    struct test_weight t;
+
+    (void)state;
+    test_weight_make(&t, TEST_INT4, N_OUT, N_IN, &seed);
+    for (size_t a = 0; a < n_isas; a++) {
+        struct backend *be = test_backend_with(isas[a], 1, CPU_ACTIVATIONS_INT8);
+        struct cpu_backend *cpu = (struct cpu_backend *)be;
+        struct cpu_input in = cpu_input_of(cpu, &t.w);
+        float *out = test_poisoned(N_HERE * N_OUT);
+        float *tile = test_poisoned(int8_tile_floats(N_IN, in.form.n_groups));
+        uint8_t *rows = aligned_new(N_HERE * in.form.row_bytes);
+        struct linear_job job = {.out = out,
+                                 .out_stride = N_OUT,
+                                 .n_x = N_HERE,
+                                 .tile = tile,
+                                 .act = rows,
+                                 .form = &in.form};
+
+        assert_non_null(rows);
+        for (size_t i = 0; i < N_HERE; i++) {
+            cpu->kernels->quantise(rows + i * in.form.row_bytes, &in.form, x + i * N_IN);
+        }
+        cpu->kernels->linear_int8(&job, &t.w, 0, N_OUT);
+        if (want) {
+            assert_memory_equal(out, want, N_HERE * N_OUT * sizeof *out);
+            free(out);
+        } else {
+            want = out;
+        }
+        free(rows);
+        free(tile);
+        be->ops->free(be);
+    }
+    test_weight_release(&t);
+    free(want);
+    free(x);
 }
 
 /* The reference itself: integers by hand in 64 bits, floats in double. */
@@ -522,6 +569,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_instruction_set_gives_the_same_bits),
+        cmocka_unit_test(every_instruction_set_takes_many_inputs),
         cmocka_unit_test(the_reference_is_the_definition),
         cmocka_unit_test(quantisation_is_exact_and_alike),
         cmocka_unit_test(a_row_that_is_not_finite_stays_so),

@@ -68,7 +68,8 @@ const char *cpu_kernel_name(const struct cpu_backend *be, const char *family,
 
 /* The same for families that have one kernel per instruction set: give CPU_NAMES("delta"). */
 #define CPU_NAMES(family)                                                                          \
-    ((const char *const[]){family " scalar", family " avx2", family " avxvnni", family " avx512"})
+    ((const char *const[]){family " scalar", family " avx2", family " avxvnni", family " avx512",  \
+                           family " amx"})
 const char *cpu_isa_name(const struct cpu_backend *be, const char *const *names);
 
 /* A fault of ours that shows only at run time, as an error and not as a crash. */

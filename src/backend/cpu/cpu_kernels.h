@@ -2,7 +2,7 @@
  *
  * Place:  backend/cpu. cpu_*.c hold the operations (threads, scratch, rounding points) once; what they
  *         compute with is one of these tables: ref_*.c and linear_int8_ref.c in plain C, *_avx2.c for
- *         AVX2 + FMA + F16C, *_avxvnni.c and *_avx512*.c for more. cpu_tables.c lists them.
+ *         AVX2 + FMA + F16C, *_avxvnni.c, *_avx512*.c and *_amx.c for more. cpu_tables.c lists them.
  * Order:  every function computes an output element with one fixed order of operations, which depends
  *         on the vector lengths only, never on how the caller cut rows or columns. That is what makes
  *         results independent of batch and thread count. The tables differ in that order, so they
@@ -100,7 +100,7 @@ static inline const uint8_t *linear_job_act(const struct linear_job *job, size_t
 }
 
 struct cpu_kernels {
-    const char *isa; /* "scalar", "avx2", "avxvnni", "avx512" */
+    const char *isa; /* "scalar", "avx2", "avxvnni", "avx512", "amx" */
 
     /* Outputs [n0, n1) of w for all inputs of the job. */
     void (*linear)(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
@@ -113,6 +113,9 @@ struct cpu_kernels {
      * The sums are exact and the float operations are these and no others, so that every instruction
      * set gives the same bits. */
     void (*linear_int8)(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+    /* linear_int8 is given about so many bytes of inputs at a time, which stay in the second level
+     * cache, in multiples of so many rows. */
+    size_t int8_block_bytes, int8_block_rows;
     /* Fills unit and value_bytes; group and n_in are set. */
     void (*act_order)(struct act_form *f, enum weight_kind kind);
     /* q = x * (127 / max |x|) rounded to nearest even, scale = max |x| / 127. */
@@ -165,7 +168,8 @@ struct cpu_kernels {
 
 extern const struct cpu_kernels cpu_kernels_scalar;
 #if defined(__x86_64__)
-extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avxvnni, cpu_kernels_avx512;
+extern const struct cpu_kernels cpu_kernels_avx2, cpu_kernels_avxvnni, cpu_kernels_avx512,
+    cpu_kernels_amx;
 #endif
 
 /* The parts of the tables. */

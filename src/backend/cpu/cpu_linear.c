@@ -9,20 +9,32 @@
 #include "base/size.h"
 
 enum {
-    BLOCK_BYTES = 256 * 1024, /* of inputs */
+    BLOCK_BYTES = 256 * 1024, /* of float inputs */
     BLOCK_ROWS_MIN = 12,      /* a decoded weight row must serve some inputs */
 };
 
-static size_t block_rows(size_t row_bytes)
+/* Rows of a block at the most: whole register tiles. */
+static size_t block_rows(const struct cpu_backend *be, const struct cpu_input *in,
+                         const struct weight *w)
 {
-    size_t rows = size_max(BLOCK_BYTES / row_bytes, BLOCK_ROWS_MIN);
+    bool is_int8 = in->kind == INPUT_INT8;
+    size_t tile = is_int8 ? be->kernels->int8_block_rows : BLOCK_ROWS_MIN;
+    size_t rows = is_int8 ? be->kernels->int8_block_bytes / in->form.row_bytes
+                          : BLOCK_BYTES / (w->n_in * sizeof(float));
 
-    return rows - rows % BLOCK_ROWS_MIN; /* whole register tiles */
+    return size_max(rows - rows % tile, tile);
 }
 
-static size_t block_rows_of(const struct cpu_input *in, const struct weight *w)
+/* Blocks of about the same size, no more of them than needed. */
+static size_t even_block(size_t n, size_t rows_max, size_t tile)
 {
-    return block_rows(in->kind == INPUT_INT8 ? in->form.row_bytes : w->n_in * sizeof(float));
+    size_t n_blocks = (n + rows_max - 1) / rows_max, rows;
+
+    if (n_blocks <= 1) {
+        return rows_max;
+    }
+    rows = (n + n_blocks - 1) / n_blocks;
+    return (rows + tile - 1) / tile * tile;
 }
 
 static size_t tile_floats(const struct cpu_input *in, const struct weight *w)
@@ -42,7 +54,7 @@ size_t cpu_product_scratch(const struct cpu_backend *be, const struct weight *w,
     if (is_ready || in.kind == INPUT_AS_IS) {
         return tile;
     }
-    rows = size_min(rows, block_rows_of(&in, w));
+    rows = size_min(rows, block_rows(be, &in, w));
     return cpu_plus(cpu_plus(tile, linear_tile_stride(w->n_in)), cpu_times(rows, in.row_floats));
 }
 
@@ -50,7 +62,8 @@ void cpu_product(const struct cpu_backend *be, const struct linear_job *job, con
                  size_t n0, size_t n1, bool is_ready, float *scratch)
 {
     struct cpu_input in = cpu_input_of(be, w);
-    size_t step = block_rows_of(&in, w);
+    size_t tile = in.kind == INPUT_INT8 ? be->kernels->int8_block_rows : BLOCK_ROWS_MIN;
+    size_t step = even_block(job->n_x, block_rows(be, &in, w), tile);
     float *gathered = scratch + tile_floats(&in, w);
     float *copy = gathered + linear_tile_stride(w->n_in);
 

@@ -5,10 +5,15 @@
 #include "backend/cpu/cpu_kernels.h"
 #include "backend/cpu/cpu_x86.h"
 
+/* Half of a small second level cache; machines with AMX have 2 MiB. */
+#define INT8_BLOCKS     .int8_block_bytes = 256 * 1024, .int8_block_rows = 12
+#define INT8_BLOCKS_AMX .int8_block_bytes = 1024 * 1024, .int8_block_rows = 16
+
 const struct cpu_kernels cpu_kernels_scalar = {
     .isa = "scalar",
     .linear = linear_ref,
     .linear_int8 = linear_int8_ref,
+    INT8_BLOCKS,
     .act_order = act_order_ref,
     .quantise = quantise_ref,
     .norm = norm_ref,
@@ -43,11 +48,15 @@ const struct cpu_kernels cpu_kernels_scalar = {
     .conv = conv_avx2
 #define MATRIX_AVX2                                                                                \
     .delta_step = delta_step_avx2, .matmul = matmul_avx2, .scores = scores_avx2, .weigh = weigh_avx2
+#define MATRIX_AVX512                                                                              \
+    .delta_step = delta_step_avx512, .matmul = matmul_avx512, .scores = scores_avx512,             \
+    .weigh = weigh_avx512
 
 const struct cpu_kernels cpu_kernels_avx2 = {
     .isa = "avx2",
     .linear = linear_avx2,
     .linear_int8 = linear_int8_avx2,
+    INT8_BLOCKS,
     .act_order = act_order_avx2,
     MATRIX_AVX2,
     ROWS_AVX2,
@@ -57,6 +66,7 @@ const struct cpu_kernels cpu_kernels_avxvnni = {
     .isa = "avxvnni",
     .linear = linear_avx2,
     .linear_int8 = linear_int8_avxvnni,
+    INT8_BLOCKS,
     .act_order = act_order_avxvnni,
     MATRIX_AVX2,
     ROWS_AVX2,
@@ -66,11 +76,19 @@ const struct cpu_kernels cpu_kernels_avx512 = {
     .isa = "avx512",
     .linear = linear_avx512,
     .linear_int8 = linear_int8_avx512vnni,
+    INT8_BLOCKS,
     .act_order = act_order_avx512vnni,
-    .delta_step = delta_step_avx512,
-    .matmul = matmul_avx512,
-    .scores = scores_avx512,
-    .weigh = weigh_avx512,
+    MATRIX_AVX512,
+    ROWS_AVX2,
+};
+
+const struct cpu_kernels cpu_kernels_amx = {
+    .isa = "amx",
+    .linear = linear_avx512,
+    .linear_int8 = linear_int8_amx,
+    INT8_BLOCKS_AMX,
+    .act_order = act_order_avx512vnni,
+    MATRIX_AVX512,
     ROWS_AVX2,
 };
 

@@ -95,7 +95,7 @@ static inline struct backend *test_backend(enum cpu_isa isa, size_t n_threads)
 }
 
 /* Instruction sets of this machine, scalar first. */
-enum { TEST_ISAS = 4 };
+enum { TEST_ISAS = 5 };
 
 static inline size_t test_isas(enum cpu_isa out[TEST_ISAS])
 {
@@ -112,12 +112,15 @@ static inline size_t test_isas(enum cpu_isa out[TEST_ISAS])
     if (has.avx512_vnni) {
         out[n++] = CPU_ISA_AVX512;
     }
+    if (has.avx512_vnni && has.amx) {
+        out[n++] = CPU_ISA_AMX;
+    }
     return n;
 }
 
 static inline const char *test_isa_name(enum cpu_isa isa)
 {
-    static const char *const names[] = {"auto", "scalar", "avx2", "avxvnni", "avx512"};
+    static const char *const names[] = {"auto", "scalar", "avx2", "avxvnni", "avx512", "amx"};
 
     return names[isa];
 }

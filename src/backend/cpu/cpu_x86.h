@@ -15,6 +15,12 @@ void act_order_avxvnni(struct act_form *f, enum weight_kind kind);
 void act_order_avx512vnni(struct act_form *f, enum weight_kind kind);
 void quantise_avx2(uint8_t *row, const struct act_form *f, const float *x);
 
+/* linear_int8_amx.c */
+void linear_int8_amx(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
+
+/* probe_amx.c */
+bool amx_works(void);
+
 /* linear_avx2.c */
 void linear_avx2(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1);
 

@@ -6,7 +6,7 @@
  *        take the 256-bit code; many take panels of 16 rows in 512-bit registers. */
 #if defined(__x86_64__)
 
-#include "backend/cpu/simd_avx2.h"
+#include "backend/cpu/simd_avx512.h"
 
 #include "backend/weight.h"
 
@@ -57,39 +57,6 @@ struct panel {
     int32_t zero;
 };
 
-/* v[r] holds 16 dwords of row r; afterwards v[j] holds dword j of all rows. */
-SIMD_INLINE void transpose16(__m512i v[PANEL_ROWS])
-{
-    __m512i t[PANEL_ROWS];
-
-#pragma GCC unroll 8
-    for (size_t i = 0; i < 16; i += 2) { /* pairs of rows, dwords interleaved */
-        t[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (size_t i = 0; i < 16; i += 4) { /* four rows; lane l of v[i + d] has dword 4l + d */
-        v[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        v[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        v[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        v[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (size_t d = 0; d < 4; d++) { /* 4 x 4 of lanes */
-        t[d] = _mm512_shuffle_i32x4(v[d], v[4 + d], 0x88);
-        t[4 + d] = _mm512_shuffle_i32x4(v[d], v[4 + d], 0xdd);
-        t[8 + d] = _mm512_shuffle_i32x4(v[8 + d], v[12 + d], 0x88);
-        t[12 + d] = _mm512_shuffle_i32x4(v[8 + d], v[12 + d], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (size_t d = 0; d < 4; d++) {
-        v[d] = _mm512_shuffle_i32x4(t[d], t[8 + d], 0x88);
-        v[4 + d] = _mm512_shuffle_i32x4(t[4 + d], t[12 + d], 0x88);
-        v[8 + d] = _mm512_shuffle_i32x4(t[d], t[8 + d], 0xdd);
-        v[12 + d] = _mm512_shuffle_i32x4(t[4 + d], t[12 + d], 0xdd);
-    }
-}
-
 /* Up to 64 values from input k on, in the order of the activations. n_in is a multiple of 32, so the last
  * may be 32. */
 SIMD_INLINE __m512i panel_values(const uint8_t *row, size_t k, size_t n, enum weight_kind kind,
@@ -129,7 +96,7 @@ SIMD_INLINE void panel_units(uint8_t *units, const uint8_t *const row[PANEL_ROWS
         for (size_t r = 0; r < PANEL_ROWS; r++) {
             v[r] = panel_values(row[r], k, n, kind, unit);
         }
-        transpose16(v);
+        simd_transpose16(v);
         for (size_t j = 0; j < n / UNIT_BYTES; j++) {
             _mm512_storeu_si512(units + k * PANEL_ROWS + j * PANEL_BYTES, v[j]);
         }
