@@ -47,22 +47,29 @@ struct reader {
     uint64_t sum[64];
 };
 
-static void read_range(void *ctx, size_t begin, size_t end, size_t thread)
+/* The fastest plain read that we know on the machines at hand: wide loads, lines fetched 2 KiB ahead. */
+#if defined(__x86_64__)
+__attribute__((target("avx2")))
+#endif
+static void
+read_range(void *ctx, size_t begin, size_t end, size_t thread)
 {
+    typedef uint64_t vector __attribute__((vector_size(32), aligned(32)));
     struct reader *r = ctx;
-    uint64_t a = 0, b = 0, c = 0, d = 0;
+    vector sum[4] = {{0}};
 
     for (size_t i = begin; i + 16 <= end; i += 16) {
-        __builtin_prefetch(r->data + i + 512);
-        __builtin_prefetch(r->data + i + 520);
-        for (size_t j = 0; j < 16; j += 4) {
-            a += r->data[i + j];
-            b += r->data[i + j + 1];
-            c += r->data[i + j + 2];
-            d += r->data[i + j + 3];
-        }
+        const vector *v = (const vector *)(const void *)(r->data + i);
+
+        __builtin_prefetch(r->data + i + 256);
+        __builtin_prefetch(r->data + i + 264);
+        sum[0] ^= v[0];
+        sum[1] ^= v[1];
+        sum[2] ^= v[2];
+        sum[3] ^= v[3];
     }
-    r->sum[thread % 64] += a + b + c + d;
+    sum[0] ^= sum[1] ^ sum[2] ^ sum[3];
+    r->sum[thread % 64] += sum[0][0] ^ sum[0][1] ^ sum[0][2] ^ sum[0][3];
 }
 
 /* Seconds to read n_bytes, from where the last run ended. */
@@ -138,7 +145,7 @@ static void measure(struct bench *b, struct backend *be, struct work *work, size
                     double limit)
 {
     struct pool *pool = cpu_backend_pool(be);
-    size_t step = size_max((size_t)work->bytes, 8 << 20), n_runs = 0;
+    size_t step = size_max((size_t)work->bytes, 8 << 20) / 4096 * 4096, n_runs = 0;
     double best = 1e9, best_cpu = 1e9, read = 1e9;
     uint64_t start = clock_now_ns();
 
