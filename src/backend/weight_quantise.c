@@ -106,7 +106,7 @@ void weight_quantise_int8(struct weight *dst, void *block, const struct weight *
 
     assert(weight_int8_fits(src, group));
     if (!values_bytes(&values, src)) {
-        assert(!"weight_int8_bytes() was asked first");
+        assert(false && "weight_int8_bytes() was asked first");
         return;
     }
     r.scales = (uint16_t *)(void *)(r.values + values);
