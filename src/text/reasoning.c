@@ -74,10 +74,10 @@ static void hold(struct reasoning *r, char c)
 /* Does the tag begun in held, with c after it, still begin `tag`? */
 static bool tag_goes_on(const struct reasoning *r, char c, struct str tag)
 {
-    const char *begun = r->held.data + r->held.len - r->n_tag;
-
-    return r->n_tag < tag.len && tag.ptr[r->n_tag] == c &&
-           (r->n_tag == 0 || memcmp(begun, tag.ptr, r->n_tag) == 0);
+    if (r->n_tag >= tag.len || tag.ptr[r->n_tag] != c) {
+        return false;
+    }
+    return r->n_tag == 0 || memcmp(r->held.data + r->held.len - r->n_tag, tag.ptr, r->n_tag) == 0;
 }
 
 static void drop_held(struct reasoning *r)
