@@ -8,12 +8,13 @@
  *             dot_fold(kind, sum)               as eight int32
  *             load_int8(p)                      one vector of int8 weights, widened to VALUE_BYTES_INT8
  *
- * One row: weights are unpacked in registers and stream past once, row after row. Four groups are
- *         summed side by side; their floats are then added one after the other, as the definition
- *         in cpu_kernels.h wants it.
- * Rows:   4 weight rows by 2 inputs, eight integer sums, reduced to one vector [4 rows of x0 | 4 rows of
- *         x1] per group. The rows are unpacked once for all inputs. A missing row or input is
- *         replaced by its neighbour and its result dropped, so there is one shape only. */
+ * Tiles:  one input: four weight rows, unpacked in registers. More: four rows by two inputs, [4 rows of
+ *         x0 | 4 rows of x1]; the rows are unpacked once for all inputs. The integer sums of a group
+ *         are folded by a tree of additions to one lane each. A missing row or input is replaced by
+ *         its neighbour and its result dropped, so there is one shape only.
+ * Memory: one input streams the weights past once, so all depends on reading. The rows of a tile are
+ *         neighbours, one stretch of memory; lines are fetched in rising order, ahead of the tile, which
+ *         the hardware's own prefetchers follow. */
 #ifndef BACKEND_CPU_LINEAR_INT8_YMM_H
 #define BACKEND_CPU_LINEAR_INT8_YMM_H
 
@@ -25,9 +26,9 @@ enum {
     TILE_ROWS = 4,
     VECTOR_BYTES = 32,
     LINE_BYTES = 64,
-    /* The hardware follows a stream within a 4 KiB page only, and unpacking leaves the processor little
-     * room to look ahead; so it is told, a page in advance (1 or 2 KiB are too near, more is no gain). */
-    PREFETCH_BYTES = 4096,
+    /* Lines are fetched a tile and this far ahead: within a tile they are not used in rising order, and
+     * 1 KiB more or less makes little difference. */
+    PREFETCH_BYTES = 2048,
 };
 
 SIMD_INLINE __m256i load_bytes(const uint8_t *p)
@@ -38,6 +39,22 @@ SIMD_INLINE __m256i load_bytes(const uint8_t *p)
 SIMD_INLINE void prefetch(const uint8_t *p)
 {
     _mm_prefetch((const char *)p, _MM_HINT_T0);
+}
+
+SIMD_INLINE __m128i four_ints(const int32_t *p)
+{
+    return _mm_loadu_si128((const __m128i *)(const void *)p);
+}
+
+/* The lines that begin in n_bytes from p on, where p is a multiple of that from a line's start. */
+SIMD_INLINE void prefetch_lines(const uint8_t *p, size_t n_bytes)
+{
+    if (n_bytes >= LINE_BYTES || (uintptr_t)p % LINE_BYTES < n_bytes) {
+#pragma GCC unroll 4
+        for (size_t i = 0; i < n_bytes; i += LINE_BYTES) {
+            prefetch(p + i);
+        }
+    }
 }
 
 /* Sums of a, b, c and d. */
@@ -82,13 +99,38 @@ static inline int32_t zero_one(const struct weight *w, size_t at)
     return w->zeros ? w->zeros[at] : w->kind == WEIGHT_INT4 ? 8 : 128;
 }
 
-/* --- one input --- */
+/* Scales and zeros of four rows, by group: [g * stride + row]. */
+static void four_scales(float *scales, int32_t *zeros, size_t stride, const struct weight *w,
+                        const size_t rows[TILE_ROWS], const struct act_form *f)
+{
+    size_t n_scales = weight_n_groups(w), per_scale = w->group / f->group, g = 0;
 
-struct row_view { /* of the weight row at hand */
-    const uint8_t *data;
-    size_t first_scale; /* of the row */
-    size_t per_scale;   /* groups of activations for one of the weight */
-};
+    for (; per_scale == 1 && g + 4 <= f->n_groups; g += 4) {
+        __m128 s[TILE_ROWS];
+
+#pragma GCC unroll 4
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            s[r] = scale_four(w, rows[r] * n_scales + g);
+        }
+        _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; j++) {
+            _mm_storeu_ps(scales + (g + j) * stride, s[j]);
+        }
+    }
+    for (; g < f->n_groups; g++) {
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            scales[g * stride + r] = scale_one(w, rows[r] * n_scales + g / per_scale);
+        }
+    }
+    for (g = 0; w->zeros && g < f->n_groups; g++) {
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            zeros[g * stride + r] = zero_one(w, rows[r] * n_scales + g / per_scale);
+        }
+    }
+}
+
+/* --- one input --- */
 
 /* Integer sum of one group; `group` is a constant where it matters. */
 SIMD_INLINE __m256i group_sum(enum weight_kind kind, const uint8_t *w, const uint8_t *x,
@@ -103,9 +145,6 @@ SIMD_INLINE __m256i group_sum(enum weight_kind kind, const uint8_t *w, const uin
         for (size_t k = 0; k < group; k += STEP) {
             __m256i values = load_int8(w + k), in = load_bytes(x + k * VALUE_BYTES_INT8);
 
-            if (k % LINE_BYTES == 0) {
-                prefetch(w + k + PREFETCH_BYTES);
-            }
             sum = k == 0 ? dot_first(kind, values, in) : dot_next(kind, sum, values, in);
         }
     } else if (unit == 2 * WEIGHT_BLOCK) {
@@ -115,9 +154,6 @@ SIMD_INLINE __m256i group_sum(enum weight_kind kind, const uint8_t *w, const uin
             __m256i low = _mm256_and_si256(packed, nibble);
             __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), nibble);
 
-            if (k % (2 * LINE_BYTES) == 0) {
-                prefetch(w + k / 2 + PREFETCH_BYTES);
-            }
             sum = k == 0 ? dot_first(kind, low, load_bytes(x))
                          : dot_next(kind, sum, low, load_bytes(x + k));
             sum = dot_next(kind, sum, high, load_bytes(x + k + WEIGHT_BLOCK));
@@ -135,97 +171,74 @@ SIMD_INLINE __m256i group_sum(enum weight_kind kind, const uint8_t *w, const uin
     return dot_fold(kind, sum);
 }
 
-/* n <= 4 groups from g on: adds them to `sum` one after the other. */
-SIMD_INLINE __m128 add_groups(__m128 sum, __m128i isum, const struct weight *w,
-                              const struct row_view *row, const float *x_scales,
-                              const int32_t *x_sums, size_t g, size_t n)
-{
-    float value[4], scale[4];
-    __m128 scales;
-    __m128i zeros, sums;
-
-    if (n == 4 && row->per_scale == 1) {
-        scales = _mm_mul_ps(scale_four(w, row->first_scale + g), _mm_loadu_ps(x_scales + g));
-        sums = _mm_loadu_si128((const __m128i *)(const void *)(x_sums + g));
-        if (w->zeros) {
-            int32_t four;
-
-            memcpy(&four, w->zeros + row->first_scale + g, sizeof four);
-            zeros = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(four));
-        } else {
-            zeros = _mm_set1_epi32(zero_one(w, 0));
-        }
-    } else {
-        int32_t zero[4] = {0}, x_sum[4] = {0};
-
-        for (size_t j = 0; j < 4; j++) {
-            size_t at = row->first_scale + (g + j) / row->per_scale;
-
-            scale[j] = j < n ? scale_one(w, at) * x_scales[g + j] : 0;
-            zero[j] = j < n ? zero_one(w, at) : 0;
-            x_sum[j] = j < n ? x_sums[g + j] : 0;
-        }
-        scales = _mm_loadu_ps(scale);
-        zeros = _mm_loadu_si128((const __m128i *)(const void *)zero);
-        sums = _mm_loadu_si128((const __m128i *)(const void *)x_sum);
-    }
-    isum = _mm_sub_epi32(isum, _mm_mullo_epi32(zeros, sums));
-    _mm_storeu_ps(value, _mm_cvtepi32_ps(isum));
-    _mm_storeu_ps(scale, scales);
-    for (size_t j = 0; j < n; j++) {
-        sum = _mm_fmadd_ss(_mm_load_ss(value + j), _mm_load_ss(scale + j), sum);
-    }
-    return sum;
-}
-
-SIMD_INLINE float row_product(const struct weight *w, const struct row_view *row,
-                              const struct act_form *f, const uint8_t *act, enum weight_kind kind,
-                              size_t group, size_t unit)
+/* Four rows against one input. ahead: where to fetch. */
+SIMD_INLINE __m128 stream_product(const uint8_t *const row[TILE_ROWS], const uint8_t *ahead,
+                                  const float *scales, const int32_t *zeros, int32_t zero,
+                                  const struct act_form *f, const uint8_t *act,
+                                  enum weight_kind kind, size_t group, size_t unit)
 {
     const float *x_scales = act_scales(f, act);
     const int32_t *x_sums = act_sums(f, act);
     size_t w_bytes = kind == WEIGHT_INT4 ? group / 2 : group;
-    size_t x_bytes = kind == WEIGHT_INT4 ? group : group * VALUE_BYTES_INT8, g = 0;
+    size_t x_bytes = kind == WEIGHT_INT4 ? group : group * VALUE_BYTES_INT8;
     __m128 sum = _mm_setzero_ps();
-    __m256i part[4];
 
-    for (; g + 4 <= f->n_groups; g += 4) {
+    for (size_t g = 0; g < f->n_groups; g++) {
+        __m256i part[TILE_ROWS];
+        __m128i isum, shift;
+        __m128 both;
+
 #pragma GCC unroll 4
-        for (size_t j = 0; j < 4; j++) {
-            part[j] = group_sum(kind, row->data + (g + j) * w_bytes, act + (g + j) * x_bytes, group,
-                                unit);
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            prefetch_lines(ahead + (g * TILE_ROWS + r) * w_bytes, w_bytes);
+            part[r] = group_sum(kind, row[r] + g * w_bytes, act + g * x_bytes, group, unit);
         }
-        sum = add_groups(sum, sum4_int32(part[0], part[1], part[2], part[3]), w, row, x_scales,
-                         x_sums, g, 4);
+        isum = sum4_int32(part[0], part[1], part[2], part[3]);
+        shift = zeros ? _mm_mullo_epi32(four_ints(zeros + g * TILE_ROWS), _mm_set1_epi32(x_sums[g]))
+                      : _mm_set1_epi32(zero * x_sums[g]);
+        isum = _mm_sub_epi32(isum, shift);
+        both = _mm_mul_ps(_mm_loadu_ps(scales + g * TILE_ROWS), _mm_set1_ps(x_scales[g]));
+        sum = _mm_fmadd_ps(_mm_cvtepi32_ps(isum), both, sum);
     }
-    if (g < f->n_groups) {
-        size_t n = f->n_groups - g;
+    return sum;
+}
 
-        for (size_t j = 0; j < 4; j++) {
-            part[j] = j < n ? group_sum(kind, row->data + (g + j) * w_bytes,
-                                        act + (g + j) * x_bytes, group, unit)
-                            : _mm256_setzero_si256();
-        }
-        sum = add_groups(sum, sum4_int32(part[0], part[1], part[2], part[3]), w, row, x_scales,
-                         x_sums, g, n);
+SIMD_INLINE void put_rows(float *out, __m128 sum, size_t n, bool accumulates)
+{
+    float value[TILE_ROWS];
+
+    if (n == TILE_ROWS) {
+        _mm_storeu_ps(out, accumulates ? _mm_add_ps(_mm_loadu_ps(out), sum) : sum);
+        return;
     }
-    return _mm_cvtss_f32(sum);
+    _mm_storeu_ps(value, sum);
+    for (size_t r = 0; r < n; r++) {
+        out[r] = accumulates ? out[r] + value[r] : value[r];
+    }
 }
 
 SIMD_INLINE void one_input(const struct linear_job *job, const struct weight *w, size_t n0,
                            size_t n1, enum weight_kind kind, size_t group, size_t unit)
 {
+    const struct act_form *f = job->form;
     const uint8_t *act = linear_job_act(job, 0);
-    size_t row_bytes = weight_row_bytes(w), n_scales = weight_n_groups(w);
-    struct row_view row = {.per_scale = w->group / group};
+    size_t row_bytes = weight_row_bytes(w);
+    float *scales = job->tile;
+    int32_t *zeros = (int32_t *)(void *)(scales + TILE_ROWS * f->n_groups);
 
-    for (size_t n = n0; n < n1; n++) {
-        float sum;
+    for (size_t n = n0; n < n1; n += TILE_ROWS) {
+        size_t n_rows = n1 - n < TILE_ROWS ? n1 - n : TILE_ROWS, rows[TILE_ROWS];
+        const uint8_t *row[TILE_ROWS];
+        __m128 sum;
 
-        row.data = (const uint8_t *)w->data + n * row_bytes;
-        row.first_scale = n * n_scales;
-        sum = row_product(w, &row, job->form, act, kind, group, unit);
-        job->out[n] = job->accumulates ? job->out[n] + sum : sum;
+        for (size_t r = 0; r < TILE_ROWS; r++) {
+            rows[r] = r < n_rows ? n + r : n1 - 1;
+            row[r] = (const uint8_t *)w->data + rows[r] * row_bytes;
+        }
+        four_scales(scales, zeros, TILE_ROWS, w, rows, f);
+        sum = stream_product(row, row[0] + TILE_ROWS * row_bytes + PREFETCH_BYTES, scales,
+                             w->zeros ? zeros : NULL, zero_one(w, 0), f, act, kind, group, unit);
+        put_rows(job->out + n, sum, n_rows, job->accumulates);
     }
 }
 
@@ -257,37 +270,6 @@ static void unpack_int4(uint8_t *dst, const uint8_t *src, size_t n_in, size_t un
         __m256i both = _mm256_set_m128i(_mm_srli_epi16(packed, 4), packed);
 
         _mm256_storeu_si256((__m256i *)(void *)(dst + k), _mm256_and_si256(both, nibble));
-    }
-}
-
-/* Scales and zeros of four rows, by group: [g * stride + row]. */
-static void four_scales(float *scales, int32_t *zeros, size_t stride, const struct weight *w,
-                        const size_t rows[TILE_ROWS], const struct act_form *f)
-{
-    size_t n_scales = weight_n_groups(w), per_scale = w->group / f->group, g = 0;
-
-    for (; per_scale == 1 && g + 4 <= f->n_groups; g += 4) {
-        __m128 s[TILE_ROWS];
-
-#pragma GCC unroll 4
-        for (size_t r = 0; r < TILE_ROWS; r++) {
-            s[r] = scale_four(w, rows[r] * n_scales + g);
-        }
-        _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
-#pragma GCC unroll 4
-        for (size_t j = 0; j < 4; j++) {
-            _mm_storeu_ps(scales + (g + j) * stride, s[j]);
-        }
-    }
-    for (; g < f->n_groups; g++) {
-        for (size_t r = 0; r < TILE_ROWS; r++) {
-            scales[g * stride + r] = scale_one(w, rows[r] * n_scales + g / per_scale);
-        }
-    }
-    for (g = 0; w->zeros && g < f->n_groups; g++) {
-        for (size_t r = 0; r < TILE_ROWS; r++) {
-            zeros[g * stride + r] = zero_one(w, rows[r] * n_scales + g / per_scale);
-        }
     }
 }
 
@@ -382,20 +364,6 @@ SIMD_INLINE __m256 tile_product(const struct int8_tile *t, const struct act_form
     return sum;
 }
 
-SIMD_INLINE void put_rows(float *out, __m128 sum, size_t n, bool accumulates)
-{
-    float value[TILE_ROWS];
-
-    if (n == TILE_ROWS) {
-        _mm_storeu_ps(out, accumulates ? _mm_add_ps(_mm_loadu_ps(out), sum) : sum);
-        return;
-    }
-    _mm_storeu_ps(value, sum);
-    for (size_t r = 0; r < n; r++) {
-        out[r] = accumulates ? out[r] + value[r] : value[r];
-    }
-}
-
 /* While a tile is multiplied its successor is fetched, a share per pair of inputs. */
 SIMD_INLINE void prefetch_share(const uint8_t *next, size_t n_bytes, size_t part, size_t n_parts)
 {
@@ -443,30 +411,38 @@ SIMD_INLINE void many_inputs(const struct linear_job *job, const struct weight *
 
 /* --- all shapes --- */
 
-SIMD_INLINE void linear_int8_kind(const struct linear_job *job, const struct weight *w, size_t n0,
-                                  size_t n1, enum weight_kind kind)
-{
-    size_t group = job->form->group, unit = job->form->unit;
-
-    if (job->n_x > 1) {
-        group == 128 ? many_inputs(job, w, n0, n1, kind, 128)
-                     : many_inputs(job, w, n0, n1, kind, group);
-    } else if (group == 128) {
-        one_input(job, w, n0, n1, kind, 128, kind == WEIGHT_INT4 ? 64 : 32);
-    } else if (unit == 2 * WEIGHT_BLOCK) {
-        one_input(job, w, n0, n1, kind, group, 64);
-    } else {
-        one_input(job, w, n0, n1, kind, group, 32);
+/* One function per shape that matters, so that each has the registers to itself. */
+#define SHAPE(name, call)                                                                          \
+    static __attribute__((noinline)) void name(const struct linear_job *job,                       \
+                                               const struct weight *w, size_t n0, size_t n1)       \
+    {                                                                                              \
+        call;                                                                                      \
     }
-}
+SHAPE(one_int4_g128, one_input(job, w, n0, n1, WEIGHT_INT4, 128, 2 * WEIGHT_BLOCK))
+SHAPE(one_int4_even, one_input(job, w, n0, n1, WEIGHT_INT4, job->form->group, 2 * WEIGHT_BLOCK))
+SHAPE(one_int4_odd, one_input(job, w, n0, n1, WEIGHT_INT4, job->form->group, WEIGHT_BLOCK))
+SHAPE(one_int8_g128, one_input(job, w, n0, n1, WEIGHT_INT8, 128, WEIGHT_BLOCK))
+SHAPE(one_int8, one_input(job, w, n0, n1, WEIGHT_INT8, job->form->group, WEIGHT_BLOCK))
+SHAPE(many_int4_g128, many_inputs(job, w, n0, n1, WEIGHT_INT4, 128))
+SHAPE(many_int4, many_inputs(job, w, n0, n1, WEIGHT_INT4, job->form->group))
+SHAPE(many_int8_g128, many_inputs(job, w, n0, n1, WEIGHT_INT8, 128))
+SHAPE(many_int8, many_inputs(job, w, n0, n1, WEIGHT_INT8, job->form->group))
 
 static void linear_int8_ymm(const struct linear_job *job, const struct weight *w, size_t n0,
                             size_t n1)
 {
-    if (w->kind == WEIGHT_INT4) {
-        linear_int8_kind(job, w, n0, n1, WEIGHT_INT4);
+    bool is_one = job->n_x == 1, is_g128 = job->form->group == 128;
+
+    if (w->kind == WEIGHT_INT8) {
+        (is_one    ? is_g128 ? one_int8_g128 : one_int8
+         : is_g128 ? many_int8_g128
+                   : many_int8)(job, w, n0, n1);
+    } else if (!is_one) {
+        (is_g128 ? many_int4_g128 : many_int4)(job, w, n0, n1);
     } else {
-        linear_int8_kind(job, w, n0, n1, WEIGHT_INT8);
+        (is_g128                          ? one_int4_g128
+         : job->form->unit > WEIGHT_BLOCK ? one_int4_even
+                                          : one_int4_odd)(job, w, n0, n1);
     }
 }
 
