@@ -16,7 +16,7 @@
 #include "backend/cpu/simd_avx2.h"
 #include "base/half.h"
 
-enum { ROWS_MAX = 8, INPUTS_MAX = 3 };
+enum { ROWS_MAX = 8, INPUTS_MAX = 3, CACHE_LINE = 64 };
 
 /* Where a tile of R weight rows by X inputs reads and writes. */
 struct tile {
@@ -67,6 +67,9 @@ SIMD_INLINE void dense_tile(const struct tile *t, enum dtype type, int R, int X)
     for (; k + 8 <= t->n_in; k += 8) {
         __m256 in[INPUTS_MAX];
 
+        if (R == ROWS_MAX && k * each % CACHE_LINE == 0) { /* one input streams the weights */
+            simd_prefetch_rows(t->w, ROWS_MAX, k * each, t->n_in * each);
+        }
 #pragma GCC unroll 3
         for (int x = 0; x < X; x++) {
             in[x] = _mm256_loadu_ps(t->x[x] + k);

@@ -14,7 +14,7 @@
 #include "backend/cpu/simd_avx512.h"
 #include "base/half.h"
 
-enum { LANES = 16, ROWS_MAX = 8, INPUTS_MAX = 6, INPUTS_IN_REGISTERS = 2 };
+enum { LANES = 16, ROWS_MAX = 8, INPUTS_MAX = 6, INPUTS_IN_REGISTERS = 2, CACHE_LINE = 64 };
 
 /* Where a tile of R weight rows by X inputs reads and writes. */
 struct tile {
@@ -65,6 +65,9 @@ SIMD_INLINE void dense_step(const struct tile *t, __m512 acc[ROWS_MAX][INPUTS_MA
     size_t each = type == DTYPE_F32 ? 4 : 2;
     __m512 in[INPUTS_MAX];
 
+    if (R == ROWS_MAX && k * each % CACHE_LINE == 0) { /* one input streams the weights */
+        simd_prefetch_rows(t->w, ROWS_MAX, k * each, t->n_in * each);
+    }
 #pragma GCC unroll 6
     for (int x = 0; x < X; x++) {
         in[x] = simd_load16(DTYPE_F32, (const uint8_t *)(t->x[x] + k), n);

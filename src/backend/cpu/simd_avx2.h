@@ -148,4 +148,20 @@ SIMD_INLINE __m256 simd_silu(__m256 x)
     return _mm256_mul_ps(x, simd_sigmoid(x));
 }
 
+/* While R neighbouring rows of a matrix are read side by side, byte `at` of each at the moment: fetches the
+ * line that each needs later, in the next R rows when this row ends before. Call once per line. */
+SIMD_INLINE void simd_prefetch_rows(const uint8_t *const *row, int R, size_t at, size_t row_bytes)
+{
+    enum { AHEAD = 2048 };
+    size_t later = at + AHEAD;
+
+    if (later >= row_bytes) {
+        later += (size_t)(R - 1) * row_bytes;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        _mm_prefetch((const char *)(row[r] + later), _MM_HINT_T0);
+    }
+}
+
 #endif
