@@ -32,8 +32,9 @@ enum {
     PANELS = 2,
     PANEL_ROWS = 16,
     PAIR_ROWS = PANELS * PANEL_ROWS,
-    STEP = 64,       /* inputs per product */
-    INPUTS_MIN = 4,  /* fewer do not pay for unpacking */
+    STEP = 64,      /* inputs per product */
+    INPUTS_MIN = 4, /* fewer do not pay for unpacking */
+    INPUTS_MIN_INT8 = 16,
     BLOCK_TILES = 8, /* of inputs */
     BLOCK_INPUTS = BLOCK_TILES * TILE_LINES,
     GROUPS_AHEAD = 3, /* weights are fetched */
@@ -440,10 +441,13 @@ static void all_blocks(const struct linear_job *job, const struct weight *w, siz
 
 void linear_int8_amx(const struct linear_job *job, const struct weight *w, size_t n0, size_t n1)
 {
+    /* Few inputs and int8 weights are a decode step: dense matrices, read from memory. Four sequences at
+     * once were a third slower with tiles than without. */
+    size_t n_min = w->kind == WEIGHT_INT4 ? INPUTS_MIN : INPUTS_MIN_INT8;
     /* An int8 value less its zero needs nine bits, unless all zeros are the middle. */
     bool fits = job->form->group % STEP == 0 && (w->kind == WEIGHT_INT4 || !w->zeros);
 
-    if (fits && job->n_x >= INPUTS_MIN && !job->x_rows) {
+    if (fits && job->n_x >= n_min && !job->x_rows) {
         all_blocks(job, w, n0, n1);
     } else {
         linear_int8_avx512vnni(job, w, n0, n1);
