@@ -218,10 +218,7 @@ static enum status pick_kernels(struct cpu_backend *be, enum cpu_isa isa, struct
     };
 
     for (size_t i = 0; i < sizeof by_speed / sizeof by_speed[0] && !be->kernels; i++) {
-        /* AMX is taken only when it is asked for by name, until a measurement shows where it pays. */
-        bool is_wanted =
-            isa == CPU_ISA_AUTO ? by_speed[i].isa != CPU_ISA_AMX : isa == by_speed[i].isa;
-        if (!is_wanted) {
+        if (isa != CPU_ISA_AUTO && isa != by_speed[i].isa) {
             continue;
         }
         be->kernels = kernels_of(by_speed[i].isa);
