@@ -102,19 +102,11 @@ static void reply_whole(struct job *j)
 
 static void finish(struct job *j)
 {
-    if (!j->params.stream) {
+    if (j->params.stream) {
+        job_end_stream(j);
+    } else {
         reply_whole(j);
-        return;
     }
-    if (j->params.include_usage) {
-        buf_append(&j->events, j->prefix.data, j->prefix.len);
-        buf_append_str(&j->events, "],\"usage\":");
-        job_write_usage(&j->events, j);
-        buf_append_str(&j->events, "}\n\n");
-    }
-    reply_write_event(&j->events, "[DONE]", 6);
-    job_send_events(j);
-    conn_stream_end(j->conn);
 }
 
 static const struct job_api completion_job_api = {

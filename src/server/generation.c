@@ -362,3 +362,16 @@ void generation_fail_all(struct server *s, const struct reply_error *e)
         job_fail(s->jobs, e);
     }
 }
+
+void job_end_stream(struct job *j)
+{
+    if (j->params.include_usage) {
+        buf_append(&j->events, j->prefix.data, j->prefix.len);
+        buf_append_str(&j->events, "],\"usage\":");
+        job_write_usage(&j->events, j);
+        buf_append_str(&j->events, "}\n\n");
+    }
+    reply_write_event(&j->events, "[DONE]", 6);
+    job_send_events(j);
+    conn_stream_end(j->conn);
+}

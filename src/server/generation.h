@@ -96,6 +96,8 @@ enum status job_check_context(const struct server *s, const struct params *p, si
 
 /* Send the events that wait in j->events. */
 void job_send_events(struct job *j);
+/* The end of a stream: the usage event when it was asked for, then the end mark. */
+void job_end_stream(struct job *j);
 /* Count a token; true when it is time for an event (every stream_interval tokens, and the first). */
 bool job_token_is_due(struct choice *c);
 
