@@ -162,6 +162,6 @@ void numa_bind_pool(const struct numa_topology *t, struct pool *pool)
     struct numa_topology copy = *t; /* the region's context is not const */
 
     if (t->n_nodes > 1) {
-        pool_run(pool, pool_threads(pool), 1, bind_self, &copy);
+        pool_run_even(pool, pool_threads(pool), 1, bind_self, &copy);
     }
 }

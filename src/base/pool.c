@@ -4,7 +4,12 @@
  * and lowers `pending`. Both are futex words: who waits spins first, because within a decode step the
  * next region is a few microseconds away, and sleeps when it has spun in vain. `sleepers` spares the
  * wake system call when nobody sleeps. On a machine with fewer free cores than threads, spinning
- * would keep the very thread that is waited for from running; so the spin yields now and then. */
+ * would keep the very thread that is waited for from running; so the spin yields now and then.
+ *
+ * Cores are not alike: some are slower by design, some are two threads of one core, some are taken away
+ * for a while. So a thread takes its share piece by piece from the front, each a part of what is left,
+ * and one that is done takes pieces from the back of others' shares. What is left of a share is one
+ * word, both its ends, so that a compare-and-swap claims a piece. */
 #include "base/pool.h"
 
 #include <linux/futex.h>
@@ -21,7 +26,18 @@
 #include "base/cpu.h"
 #include "base/size.h"
 
-enum { POOL_THREADS_MAX = 1024, SPIN_ROUNDS = 4000, SPIN_YIELD_EVERY = 256 };
+enum {
+    POOL_THREADS_MAX = 1024,
+    SPIN_ROUNDS = 4000,
+    SPIN_YIELD_EVERY = 256,
+    PIECE_PARTS = 4, /* a piece is this part of what is left of a share */
+};
+
+/* Grains that nobody has claimed: the first in the low half, one past the last in the high one. */
+struct share {
+    _Atomic uint64_t left;
+    char apart[64 - sizeof(uint64_t)]; /* no two threads write one cache line */
+};
 
 struct worker {
     struct pool *pool;
@@ -33,12 +49,14 @@ struct worker {
 struct pool {
     size_t n_threads, n_threads_max;
     struct worker *workers; /* [n_threads_max], n_threads - 1 of them run */
+    struct share *shares;   /* [n_threads_max] */
     bool may_spin;          /* a core for each thread */
 
     /* The current region; written by the caller before epoch is raised. */
     pool_fn *fn;
     void *ctx;
     size_t n, grain;
+    bool is_even; /* one call per thread */
 
     _Atomic uint32_t epoch;    /* futex: counts regions */
     _Atomic uint32_t pending;  /* futex: workers that have not finished the region */
@@ -64,18 +82,57 @@ static void relax(void)
 #endif
 }
 
-/* Thread `idx` of n_threads gets an equal share of the grains. */
-static void run_share(const struct pool *p, size_t idx)
+static uint64_t share_pack(uint64_t first, uint64_t last)
+{
+    return last << 32 | first;
+}
+
+/* Every thread an equal share of the grains. */
+static void shares_cut(struct pool *p)
 {
     size_t n_grains = p->n / p->grain + (p->n % p->grain != 0);
-    size_t base = n_grains / p->n_threads, extra = n_grains % p->n_threads;
-    size_t first = idx * base + size_min(idx, extra);
-    size_t last = first + base + (idx < extra);
-    size_t begin = first * p->grain;
-    size_t end = last >= n_grains ? p->n : last * p->grain;
+    size_t base = n_grains / p->n_threads, extra = n_grains % p->n_threads, first = 0;
 
-    if (first < last) {
-        p->fn(p->ctx, begin, end, idx);
+    for (size_t i = 0; i < p->n_threads; i++) {
+        size_t last = first + base + (i < extra);
+
+        atomic_store_explicit(&p->shares[i].left, share_pack(first, last), memory_order_relaxed);
+        first = last;
+    }
+}
+
+/* A piece of the share: from its front, or for others from its back. False: nothing is left. */
+static bool claim(struct share *s, bool is_own, bool is_all, size_t *first, size_t *last)
+{
+    uint64_t left = atomic_load_explicit(&s->left, memory_order_relaxed), rest;
+
+    do {
+        uint64_t begin = left & UINT32_MAX, end = left >> 32, n = end - begin, piece;
+
+        if (n == 0) {
+            return false;
+        }
+        piece = is_all ? n : (n + PIECE_PARTS - 1) / PIECE_PARTS;
+        *first = is_own ? begin : end - piece;
+        *last = *first + piece;
+        rest = is_own ? share_pack(*last, end) : share_pack(begin, *first);
+    } while (!atomic_compare_exchange_weak_explicit(&s->left, &left, rest, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    return true;
+}
+
+static void run_share(const struct pool *p, size_t idx)
+{
+    size_t n_victims = p->is_even ? 1 : p->n_threads, first, last;
+
+    for (size_t i = 0; i < n_victims; i++) {
+        struct share *s = &p->shares[(idx + i) % p->n_threads];
+
+        while (claim(s, i == 0, p->is_even, &first, &last)) {
+            size_t end = last > p->n / p->grain ? p->n : last * p->grain;
+
+            p->fn(p->ctx, first * p->grain, end, idx);
+        }
     }
 }
 
@@ -198,9 +255,14 @@ enum status pool_new(struct pool **out, size_t n_threads, struct error *err)
     p = calloc(1, sizeof *p);
     if (p) {
         p->workers = calloc(n_threads, sizeof *p->workers);
+        p->shares = calloc(n_threads, sizeof *p->shares);
         p->n_threads_max = n_threads;
     }
-    if (!p || !p->workers) {
+    if (!p || !p->workers || !p->shares) {
+        if (p) {
+            free(p->workers);
+            free(p->shares);
+        }
         free(p);
         return error_set(err, ERR_NO_MEMORY, "cannot allocate a pool of %zu threads", n_threads);
     }
@@ -230,6 +292,7 @@ void pool_free(struct pool *p)
     }
     workers_stop(p);
     free(p->workers);
+    free(p->shares);
     free(p);
 }
 
@@ -238,7 +301,7 @@ size_t pool_threads(const struct pool *p)
     return p ? p->n_threads : 1;
 }
 
-void pool_run(struct pool *p, size_t n, size_t grain, pool_fn *fn, void *ctx)
+static void run(struct pool *p, size_t n, size_t grain, bool is_even, pool_fn *fn, void *ctx)
 {
     if (n == 0) {
         return;
@@ -251,8 +314,23 @@ void pool_run(struct pool *p, size_t n, size_t grain, pool_fn *fn, void *ctx)
     p->ctx = ctx;
     p->n = n;
     p->grain = grain > 0 ? grain : 1;
+    while (n / p->grain >= UINT32_MAX) {
+        p->grain *= 2;
+    }
+    p->is_even = is_even;
+    shares_cut(p);
     atomic_store(&p->pending, (uint32_t)(p->n_threads - 1));
     publish(p);
     run_share(p, 0);
     wait_workers(p);
+}
+
+void pool_run(struct pool *p, size_t n, size_t grain, pool_fn *fn, void *ctx)
+{
+    run(p, n, grain, false, fn, ctx);
+}
+
+void pool_run_even(struct pool *p, size_t n, size_t grain, pool_fn *fn, void *ctx)
+{
+    run(p, n, grain, true, fn, ctx);
 }

@@ -4,8 +4,8 @@
  * Idea:  workers spin for a few microseconds between regions, then sleep on a futex, and yield when
  *        there are more threads than cores, so that a decode step of hundreds of short regions pays
  *        about a microsecond each and an idle server costs nothing.
- * The split is static: which thread does which index depends only on n and the thread count; a
- *        result must not depend on it. */
+ * Split: who is done early takes over from who is late, so which thread does which index differs from run
+ *        to run; a result must not depend on it. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
 
@@ -24,9 +24,14 @@ size_t pool_threads(const struct pool *pool);
 enum status pool_set_threads(struct pool *pool, size_t n_threads, struct error *err);
 
 /* Run fn(ctx, begin, end, thread) on disjoint ranges that cover [0, n); ranges start at multiples of
- * grain (>= 1), except the last end. thread is in [0, pool_threads). Returns when all are done.
- * Never nested. pool == NULL runs inline. */
+ * grain (>= 1), except the last end. thread is in [0, pool_threads); it may be called several times, mostly
+ * with rising ranges, never twice at once. Returns when all are done. Never nested. pool == NULL runs
+ * inline. A grain should be some microseconds' work. */
 typedef void pool_fn(void *ctx, size_t begin, size_t end, size_t thread);
 void pool_run(struct pool *pool, size_t n, size_t grain, pool_fn *fn, void *ctx);
+
+/* The same with one equal range for each thread, however long it takes: for measurements, and for work
+ * that belongs to a thread. */
+void pool_run_even(struct pool *pool, size_t n, size_t grain, pool_fn *fn, void *ctx);
 
 #endif

@@ -1,6 +1,8 @@
 /* pool_test.c - every index once, whatever the thread count, the length and the grain. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,6 +50,12 @@ static void test_covers(void **state)
                     assert_int_equal(seen[i], 1);
                 }
                 assert_int_equal(seen[v.n], 0);
+                memset(seen, 0, sizeof seen);
+                pool_run_even(pool, v.n, v.grain, mark, &v);
+                assert_int_equal(v.bad, 0);
+                for (size_t i = 0; i < v.n; i++) {
+                    assert_int_equal(seen[i], 1);
+                }
             }
         }
         pool_free(pool);
@@ -113,7 +121,7 @@ static void test_set_threads(void **state)
 
         assert_int_equal(pool_set_threads(pool, counts[i], &err), OK);
         assert_int_equal(pool_threads(pool), counts[i]);
-        pool_run(pool, N, 1, add_range, sums);
+        pool_run_even(pool, N, 1, add_range, sums);
         for (size_t t = 0; t < THREADS; t++) {
             assert_true((sums[t * 64] > 0) == (t < counts[i]));
             total += sums[t * 64];
@@ -125,6 +133,45 @@ static void test_set_threads(void **state)
     pool_free(pool);
 }
 
+/* --- a thread that is late --- */
+
+enum { LATE_N = 1000 };
+
+struct late {
+    atomic_size_t n_done;
+    atomic_size_t n_waited_for;
+};
+
+/* Thread 1 stays in its first range until all the rest is done: nobody but others can do that. */
+static void be_late(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    struct late *l = ctx;
+
+    if (thread == 1 && atomic_load(&l->n_waited_for) == 0) {
+        atomic_store(&l->n_waited_for, end - begin);
+        while (atomic_load(&l->n_done) < LATE_N - (end - begin)) {
+            sched_yield();
+        }
+    }
+    atomic_fetch_add(&l->n_done, end - begin);
+}
+
+static void test_others_take_over(void **state)
+{
+    struct pool *pool;
+
+    (void)state;
+    assert_int_equal(pool_new(&pool, 3, NULL), OK);
+    for (int i = 0; i < 100; i++) {
+        struct late l = {0};
+
+        pool_run(pool, LATE_N, 1, be_late, &l);
+        assert_int_equal(atomic_load(&l.n_done), LATE_N);
+        assert_true(atomic_load(&l.n_waited_for) < LATE_N / 3);
+    }
+    pool_free(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -132,6 +179,7 @@ int main(void)
         cmocka_unit_test(test_many_regions),
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_set_threads),
+        cmocka_unit_test(test_others_take_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -86,7 +86,7 @@ enum status machine_probe_open(struct machine_probe *p, size_t bytes_max, struct
     (void)madvise(data, n, MADV_HUGEPAGE); /* page walks are not what is measured */
     p->buffer = data;
     p->n_bytes = n;
-    pool_run(pool, n, READ_UNIT_BYTES, touch, data);
+    pool_run_even(pool, n, READ_UNIT_BYTES, touch, data);
     return OK;
 }
 
@@ -135,7 +135,7 @@ static double read_once(struct measure *m, size_t n_bytes, struct pool *pool)
 {
     uint64_t start = clock_now_ns();
 
-    pool_run(pool, n_bytes, READ_UNIT_BYTES, read_part, m);
+    pool_run_even(pool, n_bytes, READ_UNIT_BYTES, read_part, m);
     return (double)n_bytes * (double)m->times / clock_seconds_since(start);
 }
 
@@ -172,7 +172,7 @@ static double peak_rate(struct measure *m, double (*peak)(size_t), struct pool *
         uint64_t start = clock_now_ns();
         double seconds, ops = 0;
 
-        pool_run(pool, n, 1, run_peak, m);
+        pool_run_even(pool, n, 1, run_peak, m);
         seconds = clock_seconds_since(start);
         for (size_t i = 0; i < n; i++) {
             ops += m->threads[i].ops;

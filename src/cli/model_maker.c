@@ -138,7 +138,7 @@ static enum status write_data(struct making *m, struct safetensors_stream *s, st
     struct shard_job job = {.m = m, .stream = s, .err = err};
 
     pthread_mutex_init(&job.lock, NULL);
-    pool_run(m->pool, n_threads, 1, work, &job);
+    pool_run_even(m->pool, n_threads, 1, work, &job);
     pthread_mutex_destroy(&job.lock);
     if (job.rc != OK) {
         return job.rc;

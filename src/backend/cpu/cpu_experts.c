@@ -320,7 +320,7 @@ static void run_regions(struct cpu_backend *be, struct experts_run *r)
 {
     const struct op_experts *u = r->u;
     size_t inner_work = 2 * r->n_slots * u->width * u->in.cols;
-    size_t grain = 2 * LINEAR_TILE_ROWS;
+    size_t grain = cpu_rows_grain(r->n_rows);
 
     if (r->in_by_slot) {
         cpu_parallel(be, r->n_rows, 1, r->n_rows * u->in.cols, write_slots, r);

@@ -110,6 +110,9 @@ size_t cpu_product_scratch(const struct cpu_backend *be, const struct weight *w,
 void cpu_product(const struct cpu_backend *be, const struct linear_job *job, const struct weight *w,
                  size_t n0, size_t n1, bool is_ready, float *scratch);
 
+/* Weight rows that a thread takes at the least, for products of n_x inputs. */
+size_t cpu_rows_grain(size_t n_x);
+
 /* One op family. */
 struct cpu_family {
     enum status (*check)(struct cpu_backend *be, struct op *op, struct error *err);

@@ -11,7 +11,15 @@
 enum {
     BLOCK_BYTES = 256 * 1024, /* of float inputs */
     BLOCK_ROWS_MIN = 12,      /* a decoded weight row must serve some inputs */
+    GRAIN_FEW = 2 * LINEAR_TILE_ROWS,
+    GRAIN_MANY = 2 * INT8_TILE_ROWS, /* whole panels of every kernel */
+    INPUTS_MANY = 8,
 };
+
+size_t cpu_rows_grain(size_t n_x)
+{
+    return n_x < INPUTS_MANY ? GRAIN_FEW : GRAIN_MANY;
+}
 
 /* Rows of a block at the most: whole register tiles. */
 static size_t block_rows(const struct cpu_backend *be, const struct cpu_input *in,
@@ -226,7 +234,8 @@ static enum status linear_run(struct cpu_backend *be, const struct op *op, const
         }
         r.copy[p] = r.copy[owner];
     }
-    cpu_parallel(be, n_out, 2 * LINEAR_TILE_ROWS, n_out * u->in.cols * r.n_rows, linear_range, &r);
+    cpu_parallel(be, n_out, cpu_rows_grain(r.n_rows), n_out * u->in.cols * r.n_rows, linear_range,
+                 &r);
     return OK;
 }
 

@@ -84,7 +84,7 @@ static double read_once(struct bench *b, struct pool *pool, size_t n_bytes)
     }
     r.data += b->next / sizeof *r.data;
     start = clock_now_ns();
-    pool_run(pool, n_bytes / sizeof *r.data, 4096, read_range, &r);
+    pool_run_even(pool, n_bytes / sizeof *r.data, 4096, read_range, &r);
     seconds = clock_seconds_since(start);
     b->next += n_bytes;
     b->sink += r.sum[0];
