@@ -10,6 +10,7 @@
  * every new token stands STALE_OFFSET positions too early. The recording is reproduced as it was made,
  * by moving the prompt's keys the other way before the continuation: then it must agree like all
  * others. (`rand200` was recorded by another program and needs no such care.) */
+#include "backend/cpu/cpu_test_util.h"
 #include "model/model_testing.h"
 
 #include <math.h>
@@ -316,15 +317,22 @@ static void test_fixtures(void **state)
     }
 }
 
-static void test_fixtures_scalar(void **state)
+static void test_fixtures_every_isa(void **state)
 {
-    static const struct variant variants[] = {{"whole", 0, 0}, {"cut at 64", 64, 0}};
+    static const struct variant variants[] = {
+        {"whole", 0, 0}, {"cut at 64", 64, 0}, {"one by one", 0, 1}};
+    enum cpu_isa isas[TEST_ISAS];
+    size_t n_isas = test_isas(isas);
 
     (void)state;
-    header("float32, plain C kernels");
-    for (size_t i = 0; i < N_FIXTURES; i++) {
-        run_fixture(fixture_names[i], CPU_ISA_SCALAR, variants,
-                    sizeof variants / sizeof variants[0]);
+    for (size_t a = 0; a < n_isas; a++) {
+        char title[64];
+
+        snprintf(title, sizeof title, "float32, %s kernels", test_isa_name(isas[a]));
+        header(title);
+        for (size_t i = 0; i < N_FIXTURES; i++) {
+            run_fixture(fixture_names[i], isas[a], variants, sizeof variants / sizeof variants[0]);
+        }
     }
 }
 
@@ -332,7 +340,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fixtures),
-        cmocka_unit_test(test_fixtures_scalar),
+        cmocka_unit_test(test_fixtures_every_isa),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
