@@ -237,6 +237,18 @@ struct backend_ops {
     void (*read)(struct backend *be, void *host, const void *src, size_t n_bytes);
     void (*write)(struct backend *be, void *dst, const void *host, size_t n_bytes);
     void (*free)(struct backend *be); /* destroys the backend */
+
+    /* For devices with their own memory and queue; all NULL on the CPU.
+     * begin  before the first run() of a step: brings its tables to the device
+     * end    after the last: waits, and fills the step's bad_layer and router_margin
+     * wait   until the device has done what was asked (for clocks around single ops)
+     * run_all  all ops of the prepared plan, between begin and end; the same results as run() on each,
+     *        faster. Not with a route_hook. */
+    enum status (*begin)(struct backend *be, const struct step *step, struct error *err);
+    enum status (*end)(struct backend *be, const struct step *step, struct error *err);
+    enum status (*wait)(struct backend *be, struct error *err);
+    enum status (*run_all)(struct backend *be, const struct step *step,
+                           const struct state_pools *state, struct error *err);
 };
 
 struct backend {
