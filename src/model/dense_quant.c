@@ -147,6 +147,7 @@ enum status dense_quantise(struct model_weights *w, const struct model_spec *spe
         return OK;
     }
     w->int8_block = huge_new(q.used);
+    w->int8_bytes = q.used;
     if (!w->int8_block) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for int8 matrices",
                          q.used >> 20);

@@ -166,6 +166,9 @@ static enum status op_run(struct model *m, const struct op *op, const struct ste
     }
     start = clock_now_ns();
     rc = m->be->ops->run(m->be, op, step, pools, err);
+    if (rc == OK && m->be->ops->wait) {
+        rc = m->be->ops->wait(m->be, err);
+    }
     o->op_done(o->op_ctx, op, clock_now_ns() - start);
     return rc;
 }
@@ -175,6 +178,9 @@ static enum status ops_run(struct model *m, const struct step *step,
 {
     const struct state_pools *pools = state_store_pools(m->states);
 
+    if (m->be->ops->run_all && !o->tap && !o->op_done && !step->route_hook) {
+        return m->be->ops->run_all(m->be, step, pools, err);
+    }
     for (size_t i = 0; i < m->plan.n_ops; i++) {
         const struct op *op = &m->plan.ops[i];
         enum status rc;
@@ -192,6 +198,22 @@ static enum status ops_run(struct model *m, const struct step *step,
         }
     }
     return OK;
+}
+
+static enum status step_run(struct model *m, const struct step *step,
+                            const struct model_step_options *o, struct error *err)
+{
+    const struct backend_ops *ops = m->be->ops;
+    enum status rc = ops->begin ? ops->begin(m->be, step, err) : OK;
+
+    if (rc == OK) {
+        rc = ops_run(m, step, o, err);
+    }
+    if (rc == OK && step->n_out_rows > 0) {
+        ops->read(m->be, m->step.logits, m->plan.logits.data,
+                  step->n_out_rows * m->spec.vocab * sizeof(float));
+    }
+    return rc == OK && ops->end ? ops->end(m->be, step, err) : rc;
 }
 
 /* ---- after the run ---- */
@@ -248,13 +270,9 @@ enum status model_step(struct model *m, const struct model_span *spans, size_t n
     step.route_hook = o->route_hook;
     step.route_ctx = o->route_ctx;
     step.n_spans = n_spans;
-    rc = ops_run(m, &step, o, err);
+    rc = step_run(m, &step, o, err);
     if (rc != OK) {
         return rc;
-    }
-    if (step.n_out_rows > 0) {
-        m->be->ops->read(m->be, m->step.logits, m->plan.logits.data,
-                         step.n_out_rows * m->spec.vocab * sizeof(float));
     }
     spans_judge(m, spans, n_spans);
     for (size_t i = 0; i < n_spans; i++) {

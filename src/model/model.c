@@ -7,6 +7,7 @@
 #include "base/size.h"
 #include "model/dense_quant.h"
 #include "model/model_internal.h"
+#include "model/weights_upload.h"
 
 enum {
     GDN_CHUNK_MIN =
@@ -117,6 +118,9 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
     }
     if (rc == OK && m->options.dense_quant == DENSE_QUANT_INT8) {
         rc = dense_quantise(&m->weights, &m->spec, m->options.pool, progress, err);
+    }
+    if (rc == OK) {
+        rc = weights_upload(&m->weights, &m->spec, m->be, progress, err);
     }
     if (rc == OK) {
         rc = op_plan_build(&m->plan, m->be, &m->spec, &m->weights, &m->dtypes, &plan, err);

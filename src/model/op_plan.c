@@ -22,6 +22,7 @@ struct builder {
     bool is_counting;
     bool overflow;
     size_t n_ops, n_experts, n_freqs;
+    float *freqs;          /* what becomes plan->inv_freq */
     size_t used, used_max; /* bytes of the buffer */
     int16_t layer;
     struct operand x, u;
@@ -183,7 +184,7 @@ static void emit_attention(struct builder *b, const struct attention_spec *a)
     part_add(b, &op, a->v, v, false);
     emit(b, &op);
     if (!b->is_counting) {
-        rope_frequencies(b->plan->inv_freq + b->n_freqs, &rope_scale, &a->rope);
+        rope_frequencies(b->freqs + b->n_freqs, &rope_scale, &a->rope);
         inv_freq = b->plan->inv_freq + b->n_freqs;
     }
     b->n_freqs += a->rope.dims / 2;
@@ -411,8 +412,9 @@ static enum status memory_make(struct builder *b, struct error *err)
     p->buffer = p->be->ops->buffer_new(p->be, b->used_max);
     p->ops = calloc(b->n_ops, sizeof *p->ops);
     p->experts = calloc(b->n_experts + 1, sizeof *p->experts);
-    p->inv_freq = calloc(b->n_freqs + 1, sizeof *p->inv_freq);
-    if (!p->buffer || !p->ops || !p->experts || !p->inv_freq) {
+    b->freqs = calloc(b->n_freqs + 1, sizeof *b->freqs);
+    p->inv_freq = p->be->ops->buffer_new(p->be, (b->n_freqs + 1) * sizeof *p->inv_freq);
+    if (!p->buffer || !p->ops || !p->experts || !p->inv_freq || !b->freqs) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for activations of %zu rows",
                          b->used_max >> 20, b->o->rows_max);
     }
@@ -431,10 +433,13 @@ enum status op_plan_build(struct op_plan *out, struct backend *be, const struct 
     walk(&b);
     rc = memory_make(&b, err);
     if (rc != OK) {
+        free(b.freqs);
         return rc;
     }
     b.is_counting = false;
     walk(&b);
+    be->ops->write(be, out->inv_freq, b.freqs, b.n_freqs * sizeof *b.freqs);
+    free(b.freqs);
     out->n_ops = b.n_ops;
     rc = be->ops->check(be, &out->tap_norm, err);
     for (size_t i = 0; rc == OK && i < out->n_ops; i++) {
@@ -451,9 +456,11 @@ void op_plan_release(struct op_plan *p)
     if (p->buffer) {
         p->be->ops->buffer_free(p->be, p->buffer);
     }
+    if (p->inv_freq) {
+        p->be->ops->buffer_free(p->be, p->inv_freq);
+    }
     free(p->ops);
     free(p->experts);
-    free(p->inv_freq);
     *p = (struct op_plan){0};
 }
 

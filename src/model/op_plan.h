@@ -23,7 +23,7 @@ struct op_plan {
     uint8_t *buffer; /* of the backend: every operand */
     size_t buffer_bytes;
     struct expert_weights *experts; /* [MoE layers][experts] */
-    float *inv_freq;                /* [attention layers][dims/2] */
+    float *inv_freq;                /* [attention layers][dims/2], the backend's */
 };
 
 struct op_plan_options {

@@ -449,6 +449,10 @@ enum status weights_load(struct model_weights *out, const struct model_spec *spe
 void weights_release(struct model_weights *w)
 {
     weights_release_experts(w);
+    for (size_t i = 0; i < w->n_device_buffers; i++) {
+        w->be->ops->buffer_free(w->be, w->device_buffers[i]);
+    }
+    free(w->device_buffers);
     free(w->block);
     free(w->int8_block);
     free(w->matrices);

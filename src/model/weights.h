@@ -6,7 +6,8 @@
  * Memory: plain matrices stay where they are, in the mapped files. What must change (quantised
  *         matrices, regrouped or misaligned rows, small float vectors) is written into one block;
  *         the routed experts of a layer, when they are quantised alike, into an arena of their own,
- *         one piece per expert (backend/expert_block.h). */
+ *         one piece per expert (backend/expert_block.h). On a device with its own memory all of it is
+ *         moved there (weights_upload.h). */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -42,7 +43,11 @@ struct model_weights {
     size_t block_bytes;
     struct expert_arena *arenas; /* one for each layer whose experts are quantised alike */
     size_t n_arenas;
-    uint8_t *int8_block;     /* of dense_quant.h */
+    uint8_t *int8_block; /* of dense_quant.h */
+    size_t int8_bytes;
+    struct backend *be; /* of weights_upload.h: whose memory the device buffers are */
+    void **device_buffers;
+    size_t n_device_buffers;
     struct weight tied_head; /* WEIGHT_NONE: the head is matrices[spec->head] */
     size_t n_bytes;          /* all matrices and vectors, mapped or rewritten */
     struct weights_skipped skipped[WEIGHTS_SKIP_LABELS_MAX];
