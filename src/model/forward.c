@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/floats.h"
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -218,16 +219,6 @@ static enum status step_run(struct model *m, const struct step *step,
 
 /* ---- after the run ---- */
 
-static bool all_finite(const float *x, size_t n)
-{
-    float sum = 0; /* inf and NaN survive a multiplication by zero as NaN, finite values do not */
-
-    for (size_t i = 0; i < n; i++) {
-        sum += x[i] * 0.0f;
-    }
-    return sum == 0.0f;
-}
-
 /* The first bad layer of each span; logits that are not finite count as the layer after the last. */
 static void spans_judge(struct model *m, const struct model_span *spans, size_t n_spans)
 {
@@ -242,7 +233,7 @@ static void spans_judge(struct model *m, const struct model_span *spans, size_t 
                 bad = b->row_bad[row];
             }
         }
-        if (bad < 0 && !all_finite(logits, spans[i].n_logits * m->spec.vocab)) {
+        if (bad < 0 && !floats_are_finite(logits, spans[i].n_logits * m->spec.vocab)) {
             bad = (int16_t)m->spec.n_layers;
         }
         logits += spans[i].n_logits * m->spec.vocab;
