@@ -6,6 +6,7 @@
 #ifndef BACKEND_CUDA_CUDA_DRIVER_H
 #define BACKEND_CUDA_CUDA_DRIVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/status.h"
@@ -24,6 +25,21 @@ typedef unsigned long long CUdeviceptr;
 enum {
     CUDA_SUCCESS_ = 0,
     CUDA_ERROR_OUT_OF_MEMORY_ = 2,
+    CUDA_ERROR_NO_DEVICE_ = 100,
+    CUDA_ERROR_NOT_FOUND_ = 500,
+    CUDA_ERROR_ILLEGAL_ADDRESS_ = 700,
+};
+
+/* Arguments of the calls below. */
+enum {
+    CUDA_ATTRIBUTE_MULTIPROCESSORS = 16, /* of a device */
+    CUDA_ATTRIBUTE_CAPABILITY_MAJOR = 75,
+    CUDA_ATTRIBUTE_CAPABILITY_MINOR = 76,
+    CUDA_ATTRIBUTE_SHARED_OPTIN = 97,
+    CUDA_FUNC_DYNAMIC_SHARED_MAX = 8, /* of a function */
+    CUDA_STREAM_NON_BLOCKING = 1,
+    CUDA_EVENT_NO_TIMING = 2,
+    CUDA_CAPTURE_RELAXED = 2,
 };
 
 /* Launch attributes: 64 bytes of value each, 8-byte aligned, as the driver lays them out. */
@@ -87,9 +103,17 @@ struct cuda_driver {
     CUresult (*func_set_attribute)(CUfunction f, int attribute, int value);
     CUresult (*launch_kernel_ex)(const struct cuda_launch_config *config, CUfunction f,
                                  void **params, void **extra);
+    CUresult (*device_get_pci_bus_id)(char *id, int n, CUdevice device); /* may be NULL */
 };
 
-/* libcuda.so.1's, opened once per process; NULL with ERR_UNSUPPORTED and why. */
-const struct cuda_driver *cuda_driver_open(struct error *err);
+/* A table of libcuda.so.1's functions; NULL with ERR_UNSUPPORTED and why. _from: of another library, for
+ * tests. The library stays in the process; close gives back the table only, and takes NULL. */
+struct cuda_driver *cuda_driver_open(struct error *err);
+struct cuda_driver *cuda_driver_open_from(const char *library, struct error *err);
+void cuda_driver_close(struct cuda_driver *drv);
+
+/* Free bytes of a card, as NVIDIA's management library counts them: it needs no context, which itself
+ * takes some hundred MiB. False: no such library, or it does not know. */
+bool cuda_driver_free_bytes(const struct cuda_driver *drv, CUdevice device, size_t *free_bytes);
 
 #endif

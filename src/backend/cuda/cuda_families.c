@@ -1,0 +1,33 @@
+/* cuda_families.c - which family of functions does which kind of operation.
+ *
+ * Place: backend/cuda. A family that is not part of the program yet is NULL here. */
+#include "backend/cuda/cuda_private.h"
+
+#pragma weak cuda_embed
+#pragma weak cuda_norm
+#pragma weak cuda_linear
+#pragma weak cuda_conv
+#pragma weak cuda_delta
+#pragma weak cuda_qkv
+#pragma weak cuda_attention
+#pragma weak cuda_route
+#pragma weak cuda_experts
+#pragma weak cuda_swiglu
+#pragma weak cuda_add_shared
+#pragma weak cuda_rows_check
+#pragma weak cuda_gather
+
+const struct cuda_family *cuda_family_of(enum op_kind kind)
+{
+    static const struct cuda_family *const families[OP_KIND_COUNT] = {
+        [OP_EMBED] = &cuda_embed,           [OP_NORM] = &cuda_norm,
+        [OP_LINEAR] = &cuda_linear,         [OP_CONV] = &cuda_conv,
+        [OP_DELTA] = &cuda_delta,           [OP_QKV] = &cuda_qkv,
+        [OP_ATTENTION] = &cuda_attention,   [OP_ROUTE] = &cuda_route,
+        [OP_EXPERTS] = &cuda_experts,       [OP_SWIGLU] = &cuda_swiglu,
+        [OP_ADD_SHARED] = &cuda_add_shared, [OP_CHECK] = &cuda_rows_check,
+        [OP_GATHER] = &cuda_gather,
+    };
+
+    return (unsigned)kind < OP_KIND_COUNT ? families[kind] : NULL;
+}
