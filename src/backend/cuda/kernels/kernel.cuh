@@ -127,6 +127,29 @@ DEVICE uint8_t f8e5m2_from_f32(float f)
 {
     return (uint8_t)__nv_cvt_float_to_fp8(f, __NV_SATFINITE, __NV_E5M2);
 }
+/* Pairs, the first in the low half (or byte). */
+DEVICE uint32_t bf16_pair_from_f32(float low, float high)
+{
+    __nv_bfloat162 h = __floats2bfloat162_rn(low, high);
+
+    return (uint32_t)__bfloat16_as_ushort(h.x) | (uint32_t)__bfloat16_as_ushort(h.y) << 16;
+}
+DEVICE uint32_t f16_pair_from_f32(float low, float high)
+{
+    __half2 h = __floats2half2_rn(low, high);
+
+    return (uint32_t)__half_as_ushort(h.x) | (uint32_t)__half_as_ushort(h.y) << 16;
+}
+DEVICE uint32_t f8e4m3_pair_to_f16(uint32_t two)
+{
+    __half2_raw h = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)two, __NV_E4M3);
+
+    return (uint32_t)h.x | (uint32_t)h.y << 16;
+}
+DEVICE uint32_t f8e5m2_pair_to_f16(uint32_t two)
+{
+    return (two & 0xff) << 8 | (two & 0xff00) << 16;
+}
 DEVICE uint32_t f32_bits(float f)
 {
     return __float_as_uint(f);
@@ -175,6 +198,17 @@ DEVICE void sincos_f32(float x, float *s, float *c) /* any size of x */
 
 enum { WARP = 32 };
 
+/* Asks for the 128 bytes at p to be brought into the second-level cache. Nothing is read, so it may come
+ * before depend_wait(). */
+DEVICE void prefetch_line(const void *p)
+{
+#if defined(__CUDACC__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#else
+    (void)p;
+#endif
+}
+
 DEVICE float warp_sum(float v)
 {
     UNROLL
@@ -191,6 +225,21 @@ DEVICE float warp_max(float v)
         v = fmaxf(v, shuffle_xor(v, m));
     }
     return v;
+}
+
+DEVICE uint32_t warp_max_u32(uint32_t v)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, v);
+#else
+    UNROLL
+    for (int m = WARP / 2; m > 0; m /= 2) {
+        uint32_t other = shuffle_xor(v, m);
+
+        v = other > v ? other : v;
+    }
+    return v;
+#endif
 }
 
 /* Sum over the block, the same in every thread. part holds a float per warp and is free again after the
