@@ -5,10 +5,19 @@ SECONDS_ ?= $(if $(SECONDS),$(SECONDS),60)
 CMAKE    := cmake
 CTEST    := ctest --output-on-failure -j $(JOBS)
 
-.PHONY: all demo test golden check asan ubsan tsan fuzz bench format format-check layers soak clean help
+.PHONY: all cuda gpu-test demo test golden check asan ubsan tsan fuzz bench format format-check layers soak clean help
 all: ## build for this machine (release with symbols) into build/
 	@$(CMAKE) --preset release >/dev/null
 	@$(CMAKE) --build build -j $(JOBS)
+
+cuda: ## the same with kernels for every NVIDIA card (needs nvcc), and what they use of it
+	@$(CMAKE) --preset release -DSPILLWAY_CUDA=ON -DSPILLWAY_CUDA_ARCHS=all >/dev/null
+	@$(CMAKE) --build build -j $(JOBS)
+	@tools/cuda_report build/cuda
+
+gpu-test: all ## the tests of the CUDA backend, on this machine's card
+	@$(CMAKE) --build build -j $(JOBS) --target cuda_tests
+	@cd build && ctest --output-on-failure -j 1 -R '^cuda_.*_test$$'
 
 test: all ## unit and whole-program tests
 	@$(CMAKE) --build build -j $(JOBS) --target unit_tests
@@ -48,11 +57,11 @@ demo: ## build and chat with the demo model over HTTP
 	@./demo.sh
 
 format: ## run clang-format over our sources
-	@git ls-files -co --exclude-standard '*.c' '*.h' | grep -v unicode_tables | xargs clang-format -i
+	@git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | grep -v unicode_tables | xargs clang-format -i
 
 format-check: ## check the formatting (skips where clang-format is missing)
 	@command -v clang-format >/dev/null || { echo "format: skipped, no clang-format here"; exit 0; }; \
-	  git ls-files -co --exclude-standard "*.c" "*.h" | grep -v unicode_tables | xargs clang-format --dry-run --Werror && echo "format: ok"
+	  git ls-files -co --exclude-standard "*.c" "*.h" "*.cu" "*.cuh" | grep -v unicode_tables | xargs clang-format --dry-run --Werror && echo "format: ok"
 
 layers: ## check which way the includes point
 	@tools/check_layers
