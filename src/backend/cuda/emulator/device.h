@@ -243,6 +243,23 @@ DEVICE void memory_fence(void)
     __asm__ volatile("" ::: "memory");
 }
 
+DEVICE uint32_t bf16_pair_from_f32(float low, float high)
+{
+    return (uint32_t)bf16_from_f32(low) | (uint32_t)bf16_from_f32(high) << 16;
+}
+DEVICE uint32_t f16_pair_from_f32(float low, float high)
+{
+    return (uint32_t)f16_from_f32(low) | (uint32_t)f16_from_f32(high) << 16;
+}
+DEVICE uint32_t f8e4m3_pair_to_f16(uint32_t two)
+{
+    return f16_pair_from_f32(f8e4m3_to_f32((uint8_t)two), f8e4m3_to_f32((uint8_t)(two >> 8)));
+}
+DEVICE uint32_t f8e5m2_pair_to_f16(uint32_t two)
+{
+    return f16_pair_from_f32(f8e5m2_to_f32((uint8_t)two), f8e5m2_to_f32((uint8_t)(two >> 8)));
+}
+
 DEVICE uint4 load16(const void *p)
 {
     if ((uintptr_t)p % 16) {
