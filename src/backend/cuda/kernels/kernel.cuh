@@ -10,6 +10,9 @@
  *         - The first statement is depend_launch(). Before it reads or writes anything that an earlier
  *           kernel may have written or still reads, a kernel calls depend_wait(); weights and
  *           constants may be fetched before that.
+ *         - Every path through a kernel passes depend_wait(), that of a block with nothing to do too: the
+ *           next kernel waits for this one alone, and a grid that ended without having waited would
+ *           let it overtake the kernel before.
  *         - Rows, spans and positions come from the step's tables (step_args.h), never from the grid
  *           alone: a grid may be larger than the step.
  *         - No library calls, no malloc, no printf, no recursion; float arithmetic in float32.
