@@ -179,6 +179,7 @@ DEVICE void depend_launch(void)
 }
 DEVICE void depend_wait(void)
 {
+    emulator_depend_wait();
 }
 DEVICE void block_sync(void)
 {

@@ -81,6 +81,7 @@ static struct {
     unsigned n_threads, n_warps, n_done, n_at_barrier;
     uint64_t seed;
     bool has_failed;
+    bool has_waited; /* a thread of this block has passed depend_wait() */
     char *text;
     size_t text_bytes;
 } run;
@@ -637,6 +638,7 @@ static bool make_threads(unsigned n)
 static void block_begin(void)
 {
     run.n_done = run.n_at_barrier = 0;
+    run.has_waited = false;
     make_order(run.warp_at, run.n_warps);
     for (unsigned i = 0; i < run.n_warps; i++) {
         struct warp *w = &run.warps[i];
@@ -686,6 +688,15 @@ static void run_block(unsigned char *shared, size_t n_bytes)
     take_turn(thread_at(run.warp_at[0], 0));
     fiber_switch(&run.outside, &run.now->fiber);
     check_red_zone(shared, n_bytes);
+    if (!run.has_failed && !run.has_waited) {
+        fault_place();
+        say(": a block returned without depend_wait(); the next kernel could overtake the one before");
+    }
+}
+
+void emulator_depend_wait(void)
+{
+    run.has_waited = true;
 }
 
 static size_t block_number(size_t turn, size_t n)

@@ -66,6 +66,7 @@ enum emulator_meeting {
     EMULATOR_MEETINGS
 };
 
+void emulator_depend_wait(void);
 void emulator_block_sync(void);
 void emulator_warp_sync(void);
 int emulator_lane(void);
