@@ -30,4 +30,4 @@ add_library(sw_cuda_emulator OBJECT EXCLUDE_FROM_ALL ${emulator_sources} ${emula
 target_compile_features(sw_cuda_emulator PRIVATE cxx_std_17)
 target_link_libraries(sw_cuda_emulator PUBLIC sw_base)
 target_compile_options(sw_cuda_emulator PRIVATE
-                       "$<$<COMPILE_LANGUAGE:CXX>:-Wno-error;-Wno-extra;-Wno-sign-compare;-Wno-unknown-pragmas;-Wno-unused-function>")
+                       "$<$<COMPILE_LANGUAGE:CXX>:-Wno-sign-compare;-Wno-unknown-pragmas;-Wno-unused-function>")

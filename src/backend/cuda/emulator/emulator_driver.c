@@ -32,7 +32,8 @@ enum {
     ALIGN = 256,
     RED_ZONE_BYTES = 256, /* after each allocation */
     RED_ZONE = 0xa5,
-    POISON = 0xff, /* new memory: NaN in every float type */
+    POISON = 0xff,             /* new memory: NaN in every float type */
+    HOST_POISON_MAX = 1 << 20, /* of pinned memory; staging buffers are large and mostly unused */
 };
 #define MEMORY_BYTES ((size_t)16 << 30)
 
@@ -324,7 +325,7 @@ static CUresult mem_host_alloc(void **out, size_t n_bytes, unsigned flags)
     if (posix_memalign(out, ALIGN, n_bytes ? n_bytes : 1)) {
         return CUDA_ERROR_OUT_OF_MEMORY_;
     }
-    memset(*out, POISON, n_bytes);
+    memset(*out, POISON, n_bytes < HOST_POISON_MAX ? n_bytes : HOST_POISON_MAX);
     return CUDA_SUCCESS_;
 }
 
