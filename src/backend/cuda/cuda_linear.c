@@ -1,0 +1,426 @@
+/* cuda_linear.c - linear layers: W x for up to four matrices that share an input.
+ *
+ * Place: backend/cuda. Checks the op; steps of few rows are launched here (kernels/linear_gemv*.cu), those
+ *        of many by cuda_linear_gemm.c.
+ * Few:   parts whose weights are of one kind and want the input in one order go in one launch: usually all
+ *        of them. Which kernel:
+ *          linear_mma   16-bit activations, and weights that become exactly that type; for quantised
+ *                       weights, all inputs that one instruction adds up must share a scale
+ *          linear_gemv  everything else whose rows are whole pieces of 16 bytes; and one row of dense
+ *                       weights, where it reads memory in longer runs
+ *          _any         every shape
+ *        More rows than a kernel takes become more blocks; then weights are read once for each. */
+#include "backend/cuda/cuda_linear_gemm.h"
+#include "backend/cuda/kernels/linear_args.h"
+#include "base/size.h"
+
+#include <string.h>
+
+#define KERNELS_GEMV(X)                                                                            \
+    X(linear_gemv_f32_1)                                                                           \
+    X(linear_gemv_f32_2)                                                                           \
+    X(linear_gemv_f32_4)                                                                           \
+    X(linear_gemv_f32_8)                                                                           \
+    X(linear_gemv_f16_1)                                                                           \
+    X(linear_gemv_f16_2)                                                                           \
+    X(linear_gemv_f16_4)                                                                           \
+    X(linear_gemv_f16_8)                                                                           \
+    X(linear_gemv_bf16_1)                                                                          \
+    X(linear_gemv_bf16_2)                                                                          \
+    X(linear_gemv_bf16_4)                                                                          \
+    X(linear_gemv_bf16_8)                                                                          \
+    X(linear_gemv_int8_1)                                                                          \
+    X(linear_gemv_int8_2)                                                                          \
+    X(linear_gemv_int8_4)                                                                          \
+    X(linear_gemv_int8_8)                                                                          \
+    X(linear_gemv_int4_1)                                                                          \
+    X(linear_gemv_int4_2)                                                                          \
+    X(linear_gemv_int4_4)                                                                          \
+    X(linear_gemv_int4_8)
+#define KERNELS_MMA(X)                                                                             \
+    X(linear_mma_f16_2)                                                                            \
+    X(linear_mma_f16_8)                                                                            \
+    X(linear_mma_f16_16)                                                                           \
+    X(linear_mma_bf16_2)                                                                           \
+    X(linear_mma_bf16_8)                                                                           \
+    X(linear_mma_bf16_16)                                                                          \
+    X(linear_mma_int8_f16_2)                                                                       \
+    X(linear_mma_int8_f16_8)                                                                       \
+    X(linear_mma_int8_f16_16)                                                                      \
+    X(linear_mma_int8_bf16_2)                                                                      \
+    X(linear_mma_int8_bf16_8)                                                                      \
+    X(linear_mma_int8_bf16_16)                                                                     \
+    X(linear_mma_int4_f16_2)                                                                       \
+    X(linear_mma_int4_f16_8)                                                                       \
+    X(linear_mma_int4_f16_16)                                                                      \
+    X(linear_mma_int4_bf16_2)                                                                      \
+    X(linear_mma_int4_bf16_8)                                                                      \
+    X(linear_mma_int4_bf16_16)
+
+#define KERNEL_INDEX(name) KERNEL_##name,
+#define KERNEL_NAME(name)  #name,
+enum kernel {
+    KERNELS_GEMV(KERNEL_INDEX) KERNELS_MMA(KERNEL_INDEX) KERNEL_linear_gemv_any,
+    KERNEL_GEMM, /* the first of LINEAR_GEMM_KERNELS */
+};
+static const char *const kernel_names[] = {KERNELS_GEMV(KERNEL_NAME)
+                                               KERNELS_MMA(KERNEL_NAME) "linear_gemv_any",
+                                           LINEAR_GEMM_KERNELS(KERNEL_NAME)};
+
+/* How kernels see weights, in the order of their names. */
+enum form { FORM_F32, FORM_F16, FORM_BF16, FORM_INT8, FORM_INT4 };
+static const size_t chunk_inputs[] = {4, 8, 8, 16, 32}; /* weights in CHUNK_BYTES */
+
+enum {
+    CHUNK_BYTES = 16,
+    WARP_LANES = 32,
+    BANKS_BYTES = 128, /* of shared memory at once */
+    FEW_PER_CARD = 3,  /* blocks of LINEAR_WARPS_FEW warps that a multiprocessor holds */
+    MMA_COLUMNS = 8,
+    MMA_FEW_ROWS = 2,
+};
+
+static enum form form_of(const struct weight *w)
+{
+    return w->kind == WEIGHT_INT4   ? FORM_INT4
+           : w->kind == WEIGHT_INT8 ? FORM_INT8
+           : w->dtype == DTYPE_F16  ? FORM_F16
+           : w->dtype == DTYPE_BF16 ? FORM_BF16
+                                    : FORM_F32;
+}
+
+/* Parts of an op that go in one launch, and how. */
+struct launch {
+    const struct op_linear *u;
+    size_t n_rows; /* of the step, or more */
+    size_t part[LINEAR_PARTS_MAX], n_parts;
+    enum form form;
+    enum kernel kernel;
+    size_t tile, lanes, warps; /* outputs of a tile, lanes that share a row, warps of a block */
+    size_t rows;               /* of x, of a block */
+    size_t per_card;           /* blocks of a multiprocessor */
+    size_t n_chunks, n_steps;
+    size_t x_stride, shared_bytes;
+};
+
+static bool is_aligned(const void *p)
+{
+    return (uintptr_t)p % CHUNK_BYTES == 0; /* also NULL */
+}
+
+static size_t ceil_div(size_t a, size_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Rows in whole pieces of 16 bytes, and indices that fit the kernels' integers. */
+static bool is_plain(const struct launch *l)
+{
+    for (size_t i = 0; i < l->n_parts; i++) {
+        const struct weight *w = &l->u->part[l->part[i]].w;
+
+        if (weight_row_bytes(w) % CHUNK_BYTES != 0 || !is_aligned(w->data) ||
+            !is_aligned(w->perm) || w->n_in > LINEAR_INPUTS_MAX ||
+            w->n_out > INT32_MAX / (weight_n_groups(w) + 1)) {
+            return false;
+        }
+    }
+    return is_aligned(l->u->in.data);
+}
+
+/* Do all inputs of each step have one scale? */
+static bool steps_have_one_scale(const struct launch *l)
+{
+    size_t step = LINEAR_LANES_MMA * chunk_inputs[l->form];
+
+    for (size_t i = 0; i < l->n_parts; i++) {
+        const struct weight *w = &l->u->part[l->part[i]].w;
+
+        if (w->group % step != 0 && w->group != w->n_in) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t sums_bytes,
+                        size_t row_bytes)
+{
+    size_t most = be->card.shared_bytes_max;
+
+    if (sums_bytes > most || l->rows > (most - sums_bytes) / row_bytes) {
+        return false;
+    }
+    l->shared_bytes = sums_bytes + l->rows * row_bytes;
+    if (l->warps == LINEAR_WARPS_FEW) {
+        l->per_card = size_min(FEW_PER_CARD, most / l->shared_bytes);
+    } else {
+        l->per_card = 1;
+    }
+    return true;
+}
+
+static bool choose_mma(const struct cuda_backend *be, struct launch *l)
+{
+    enum dtype act = l->u->in.round;
+    bool is_quantised = l->form >= FORM_INT8, is_bf16 = act == DTYPE_BF16;
+    size_t row_bytes;
+    enum kernel first;
+
+    if (act == DTYPE_F32 || be->card.sm < (is_bf16 ? 80 : 75) ||
+        (!is_quantised && (l->form != (is_bf16 ? FORM_BF16 : FORM_F16) || l->n_rows == 1)) ||
+        (is_quantised && !steps_have_one_scale(l))) {
+        return false;
+    }
+    first = l->form == FORM_INT8   ? KERNEL_linear_mma_int8_f16_2
+            : l->form == FORM_INT4 ? KERNEL_linear_mma_int4_f16_2
+                                   : KERNEL_linear_mma_f16_2;
+    first += is_bf16 ? KERNEL_linear_mma_bf16_2 - KERNEL_linear_mma_f16_2 : 0;
+    l->tile = LINEAR_TILE_MMA;
+    l->lanes = LINEAR_LANES_MMA;
+    l->n_steps = ceil_div(l->n_chunks, l->lanes);
+    l->x_stride = l->n_steps * l->lanes * chunk_inputs[l->form];
+    row_bytes = l->x_stride * sizeof(uint16_t);
+    if (row_bytes % BANKS_BYTES == 0) { /* see the kernels' file */
+        row_bytes += BANKS_BYTES / 2;
+        l->x_stride = row_bytes / sizeof(uint16_t);
+    }
+    for (l->rows = size_min(l->n_rows, 2 * MMA_COLUMNS); l->rows > 0; l->rows--) {
+        size_t blocks = ceil_div(l->rows, MMA_COLUMNS), sums;
+
+        l->warps = l->rows <= MMA_FEW_ROWS ? LINEAR_WARPS_FEW : LINEAR_WARPS;
+        sums = 2 * l->warps * blocks * 4 * WARP_LANES * sizeof(float);
+        if (shared_fits(be, l, sums, row_bytes)) {
+            l->kernel = first + (l->rows <= MMA_FEW_ROWS ? 0 : blocks == 1 ? 1 : 2);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool choose_gemv(const struct cuda_backend *be, struct launch *l)
+{
+    size_t variant = l->n_rows > 4 ? 3 : l->n_rows > 2 ? 2 : l->n_rows - 1;
+
+    l->lanes = WARP_LANES;
+    l->n_steps = ceil_div(l->n_chunks, l->lanes);
+    l->x_stride = l->n_steps * l->lanes * chunk_inputs[l->form];
+    for (;; variant--) {
+        l->rows = (size_t)1 << variant;
+        l->tile = l->rows > 2 && l->form < FORM_INT8 ? 4 : 2;
+        l->warps = l->rows == 1 ? LINEAR_WARPS_FEW : LINEAR_WARPS;
+        l->kernel = (enum kernel)(KERNEL_linear_gemv_f32_1 + 4 * (size_t)l->form + variant);
+        if (shared_fits(be, l, 2 * l->warps * l->tile * l->rows * sizeof(float),
+                        l->x_stride * sizeof(float))) {
+            return true;
+        }
+        if (variant == 0) {
+            return false;
+        }
+    }
+}
+
+static void choose(const struct cuda_backend *be, struct launch *l)
+{
+    if (is_plain(l)) {
+        const struct weight *w = &l->u->part[l->part[0]].w;
+
+        l->n_chunks = weight_row_bytes(w) / CHUNK_BYTES;
+        if (choose_mma(be, l) || choose_gemv(be, l)) {
+            return;
+        }
+    }
+    l->kernel = KERNEL_linear_gemv_any;
+    l->warps = l->tile = LINEAR_WARPS_FEW;
+    l->rows = LINEAR_ANY_ROWS;
+    l->shared_bytes = 0;
+}
+
+/* Warps that share a tile: as few as keep all multiprocessors busy. */
+static size_t slices_of(const struct cuda_backend *be, const struct launch *l, size_t n_tiles)
+{
+    size_t n_warps = (size_t)be->card.n_multiprocessors * l->per_card * l->warps, n = 1;
+
+    while (4 * n * n_tiles < 3 * n_warps && 2 * n <= size_min(l->warps, l->n_steps)) {
+        n *= 2;
+    }
+    return n;
+}
+
+static void fill_part(struct linear_part *to, const struct op_linear *u, size_t p, size_t tile0)
+{
+    const struct weight *w = &u->part[p].w;
+    size_t group_blocks = w->kind == WEIGHT_DENSE ? 1 : w->group / WEIGHT_BLOCK;
+    uint64_t one = (uint64_t)1 << LINEAR_INVERSE_BITS;
+
+    *to = (struct linear_part){
+        .data = w->data,
+        .scales = w->scales,
+        .zeros = w->zeros,
+        .perm = w->perm,
+        .out = u->part[p].out.data,
+        .n_out = (int32_t)w->n_out,
+        .first_tile = (int32_t)tile0,
+        .kind = w->kind == WEIGHT_INT4   ? LINEAR_INT4
+                : w->kind == WEIGHT_INT8 ? LINEAR_INT8
+                                         : LINEAR_DENSE,
+        .dtype = (int32_t)w->dtype,
+        .n_groups = (int32_t)weight_n_groups(w),
+        .group_blocks = (int32_t)group_blocks,
+        .group_inverse = (uint32_t)((one + group_blocks - 1) / group_blocks),
+        .round = (int32_t)u->part[p].out.round,
+        .accumulates = u->part[p].accumulates,
+    };
+}
+
+static enum status launch(struct cuda_backend *be, const struct op *op, const struct launch *l,
+                          const struct cuda_shape *shape, struct error *err)
+{
+    const struct op_linear *u = l->u;
+    bool is_any = l->kernel == KERNEL_linear_gemv_any;
+    size_t n_tiles = 0, n_blocks, n_slices = 1;
+    struct linear_args args = {
+        .x = u->in.data,
+        .n_rows = shape->view.counts + (op->rows == ROWS_OUT ? STEP_OUT_ROWS : STEP_ROWS),
+        .perm = u->part[l->part[0]].w.perm,
+        .n_in = (int32_t)u->in.cols,
+        .rows = (int32_t)l->rows,
+        .n_chunks = (int32_t)l->n_chunks,
+        .n_steps = (int32_t)l->n_steps,
+        .n_parts = (int32_t)l->n_parts,
+        .x_stride = (int32_t)l->x_stride,
+    };
+
+    for (size_t i = 0; i < l->n_parts; i++) {
+        fill_part(&args.part[i], u, l->part[i], n_tiles);
+        n_tiles += ceil_div(u->part[l->part[i]].w.n_out, l->tile);
+    }
+    n_blocks = n_tiles;
+    if (!is_any) {
+        n_slices = slices_of(be, l, n_tiles);
+        n_blocks = size_min(ceil_div(n_tiles * n_slices, l->warps),
+                            (size_t)be->card.n_multiprocessors * l->per_card);
+    }
+    args.n_tiles = (int32_t)n_tiles;
+    args.n_slices = (int32_t)n_slices;
+    return cuda_launch(be, &cuda_linear, l->kernel,
+                       (struct cuda_grid){.x = (unsigned)n_blocks,
+                                          .y = (unsigned)ceil_div(l->n_rows, l->rows),
+                                          .threads = (unsigned)(WARP_LANES * l->warps),
+                                          .shared_bytes = l->shared_bytes},
+                       &args, err);
+}
+
+/* Few rows. */
+static enum status launch_all(struct cuda_backend *be, const struct op *op, size_t n_rows,
+                              const struct cuda_shape *shape, struct error *err)
+{
+    const struct op_linear *u = &op->u.linear;
+    bool is_done[LINEAR_PARTS_MAX] = {false};
+    enum status rc = OK;
+
+    for (size_t p = 0; rc == OK && p < u->n_parts; p++) {
+        struct launch l = {.u = u, .n_rows = n_rows, .form = form_of(&u->part[p].w)};
+
+        for (size_t q = p; q < u->n_parts; q++) {
+            if (!is_done[q] && form_of(&u->part[q].w) == l.form &&
+                u->part[q].w.perm == u->part[p].w.perm) {
+                l.part[l.n_parts++] = q;
+                is_done[q] = true;
+            }
+        }
+        if (l.n_parts > 0 && l.part[0] == p) {
+            choose(be, &l);
+            rc = launch(be, op, &l, shape, err);
+        }
+    }
+    return rc;
+}
+
+static enum status linear_run(struct cuda_backend *be, const struct op *op, void *data,
+                              const struct cuda_shape *shape, const struct state_pools *state,
+                              struct error *err)
+{
+    size_t n_rows = cuda_op_rows(op, shape);
+
+    (void)data;
+    (void)state;
+    if (n_rows == 0) {
+        return OK;
+    }
+    if (cuda_linear_gemm_fits(be, op, n_rows)) {
+        return cuda_linear_gemm_run(be, op, shape, KERNEL_GEMM, err);
+    }
+    return launch_all(be, op, n_rows, shape, err);
+}
+
+static enum status linear_prepare(struct cuda_backend *be, const struct op *op,
+                                  struct cuda_need *need, void **data, struct error *err)
+{
+    (void)err;
+    *data = NULL;
+    need->scratch_bytes = cuda_linear_gemm_scratch(be, op);
+    return OK;
+}
+
+/* "linear bfloat16 cuda": static, by the name of the weights' kind. */
+static const char *kernel_text(const char *kind)
+{
+    static const struct {
+        const char *kind, *text;
+    } texts[] = {
+#define TEXT(kind) {kind, "linear " kind " cuda"}
+        TEXT("float32"),  TEXT("float16"),  TEXT("bfloat16"),  TEXT("int4"), TEXT("int4 row"),
+        TEXT("int4 g32"), TEXT("int4 g64"), TEXT("int4 g128"), TEXT("int8"), TEXT("int8 row"),
+        TEXT("int8 g32"), TEXT("int8 g64"), TEXT("int8 g128"),
+#undef TEXT
+    };
+
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (strcmp(texts[i].kind, kind) == 0) {
+            return texts[i].text;
+        }
+    }
+    return "linear cuda";
+}
+
+static enum status linear_check(struct cuda_backend *be, struct op *op, struct error *err)
+{
+    const struct op_linear *u = &op->u.linear;
+    const char *kernel = NULL;
+    enum status rc;
+
+    (void)be;
+    op->kernel = NULL;
+    if (u->n_parts == 0 || u->n_parts > LINEAR_PARTS_MAX) {
+        return cuda_refuse(err, op, "%zu matrices", u->n_parts);
+    }
+    rc = cuda_check_operand(op, "the input", &u->in, u->in.cols, err);
+    for (size_t p = 0; rc == OK && p < u->n_parts; p++) {
+        const struct operand *out = &u->part[p].out;
+        const char *text;
+
+        rc = cuda_check_weight(op, "the matrix", &u->part[p].w, u->in.cols, err);
+        if (rc != OK) {
+            break;
+        }
+        rc = u->part[p].accumulates
+                 ? cuda_check_exact(op, "the sum", out, u->part[p].w.n_out, err)
+                 : cuda_check_operand(op, "the output", out, u->part[p].w.n_out, err);
+        if (rc == OK && out->data == u->in.data) {
+            rc = cuda_refuse(err, op, "the output overlaps the input");
+        }
+        text = kernel_text(weight_kind_name(&u->part[p].w));
+        kernel = p == 0 || kernel == text ? text : "linear mixed cuda";
+    }
+    op->kernel = rc == OK ? kernel : NULL;
+    return rc;
+}
+
+const struct cuda_family cuda_linear = {
+    .kernels = kernel_names,
+    .n_kernels = sizeof kernel_names / sizeof kernel_names[0],
+    .check = linear_check,
+    .prepare = linear_prepare,
+    .run = linear_run,
+};

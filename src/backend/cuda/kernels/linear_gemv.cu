@@ -1,0 +1,245 @@
+/* linear_gemv.cu - W x for 1 to 8 rows of x in float32 arithmetic.
+ *
+ * Place:  backend/cuda/kernels; launched by cuda_linear.c for decoding steps: all kinds of weights, all
+ *         types of activations. More rows with 16-bit activations: linear_gemv_mma.cu.
+ * Tile:   T outputs of one part. A warp reads 512 bytes of each of its T weight rows in a step, and every
+ *         input that it reads from shared memory serves the T rows.
+ * Inputs: in shared memory as float32, in the order in which the lanes of a warp read them, so that quads
+ *         of neighbouring lanes lie side by side: [step][quad of the lane's chunk][lane][4].
+ * Sums:   per lane over its inputs in order, then over lanes, then over slices: in an order that the
+ *         matrix's shape and the kernel decide. */
+#include "backend/cuda/kernels/linear_gemv.cuh"
+
+/* Weights 4j to 4j + 3 of a chunk as floats; of quantised ones what is above `zero`, which holds 2^23 more
+ * than the zero itself: a byte under the exponent of 2^23 is that number plus the byte. */
+template <enum gemv_kind KIND> DEVICE void decode(float v[4], uint4 chunk, int j, float zero)
+{
+    uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+
+    if (KIND == GEMV_F32) {
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            v[i] = f32_from_bits(words[i]);
+        }
+    } else if (KIND == GEMV_BF16) {
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            v[2 * i] = f32_from_bits(words[2 * j + i] << 16);
+            v[2 * i + 1] = f32_from_bits(words[2 * j + i] & 0xffff0000u);
+        }
+    } else if (KIND == GEMV_F16) {
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            v[2 * i] = f16_to_f32((uint16_t)words[2 * j + i]);
+            v[2 * i + 1] = f16_to_f32((uint16_t)(words[2 * j + i] >> 16));
+        }
+    } else {
+        uint32_t bytes = KIND == GEMV_INT8 ? words[j]
+                         : j < 4           ? words[j % 4] & 0x0f0f0f0fu
+                                           : words[j % 4] >> 4 & 0x0f0f0f0fu;
+
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            v[i] = f32_from_bits(__byte_perm(bytes, 0x4b000000u, 0x7540u + (uint32_t)i)) - zero;
+        }
+    }
+}
+
+/* sums += the piece's weights times its inputs. x: the lane's first quad of the step. */
+template <enum gemv_kind KIND, int T, int R>
+DEVICE void multiply(float sums[T][R], const struct piece<KIND, T> *f, int scale_dtype,
+                     const float *x, int x_stride)
+{
+    float dot[T][R], zero[T];
+
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        zero[t] = is_quantised(KIND) ? f32_from_bits(0x4b000000u | f->zero[t]) : 0.0f;
+        UNROLL
+        for (int r = 0; r < R; r++) {
+            dot[t][r] = is_quantised(KIND) ? 0.0f : sums[t][r];
+        }
+    }
+    UNROLL
+    for (int j = 0; j < chunk_inputs(KIND) / 4; j++) {
+        float v[T][4];
+
+        UNROLL
+        for (int t = 0; t < T; t++) {
+            decode<KIND>(v[t], f->w[t], j, zero[t]);
+        }
+        UNROLL
+        for (int r = 0; r < R; r++) {
+            float4 in = *(const float4 *)(x + r * x_stride + j * (4 * WARP));
+
+            UNROLL
+            for (int t = 0; t < T; t++) {
+                dot[t][r] += v[t][0] * in.x;
+                dot[t][r] += v[t][1] * in.y;
+                dot[t][r] += v[t][2] * in.z;
+                dot[t][r] += v[t][3] * in.w;
+            }
+        }
+    }
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        float scale = is_quantised(KIND) ? scale_value(scale_dtype, f->scale[t]) : 0.0f;
+
+        UNROLL
+        for (int r = 0; r < R; r++) {
+            sums[t][r] = is_quantised(KIND) ? sums[t][r] + scale * dot[t][r] : dot[t][r];
+        }
+    }
+}
+
+/* Sums over the warp of N values; lanes [i * 32 / N, ...) get the sum of value i. Each stage halves the
+ * values that a lane still adds up, so that all take little more than one sum does. */
+template <int N> DEVICE float warp_sums(float v[N])
+{
+    int lane = (int)threadIdx.x % WARP, n = N;
+
+    UNROLL
+    for (int m = WARP / 2; m > 0; m /= 2) {
+        if (n > 1) {
+            bool is_upper = (lane & m) != 0;
+
+            n /= 2;
+            UNROLL
+            for (int i = 0; i < N / 2; i++) {
+                if (i < n) {
+                    float keep = is_upper ? v[i + n] : v[i], give = is_upper ? v[i] : v[i + n];
+
+                    v[i] = keep + shuffle_xor(give, m);
+                }
+            }
+        } else {
+            v[0] += shuffle_xor(v[0], m);
+        }
+    }
+    return v[0];
+}
+
+template <enum gemv_kind KIND, int R, int WARPS>
+DEVICE void stage_inputs(float *shared, const struct linear_args *a, const float *x, int n_rows)
+{
+    enum { QUADS = chunk_inputs(KIND) / 4, AT_ONCE = R == 4 ? 4 : R == 1 ? 1 : 2 };
+
+    ROLLED
+    for (int q = (int)threadIdx.x; q < a->x_stride / 4; q += WARP * WARPS) {
+        int lane = q / QUADS % WARP, at = (q / (QUADS * WARP) * QUADS + q % QUADS) * WARP + lane;
+
+        UNROLL
+        for (int r = 0; r < R; r += AT_ONCE) {
+            float4 v[AT_ONCE];
+
+            input_quads<AT_ONCE>(v, a, x, r, n_rows, 4 * q);
+            UNROLL
+            for (int i = 0; i < AT_ONCE; i++) {
+                *(float4 *)(shared + (r + i) * a->x_stride + 4 * at) = v[i];
+            }
+        }
+    }
+}
+
+/* Write a tile's results, summed over the warps of its slices. slice_sums [warps][T * R] is free
+ * again after the next call with another one. All threads of the block call. */
+template <int T, int R>
+DEVICE void finish(const struct linear_args *a, float sums[T][R], float *slice_sums, int p, int n0)
+{
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int i = lane / (WARP / (T * R)), n = n0 + i / R, r = i % R;
+    bool is_mine = lane % (WARP / (T * R)) == 0;
+    int row = (int)blockIdx.y * R + r;
+    float sum = warp_sums<T * R>(&sums[0][0]);
+
+    if (a->n_slices > 1) {
+        if (is_mine) {
+            slice_sums[warp * (T * R) + i] = sum;
+        }
+        block_sync();
+        is_mine = is_mine && warp % a->n_slices == 0;
+        for (int s = 1; is_mine && s < a->n_slices; s++) {
+            sum += slice_sums[(warp + s) * (T * R) + i];
+        }
+    }
+    if (is_mine && p >= 0 && n < a->part[p].n_out && row < *a->n_rows) {
+        put_result(&a->part[p], row, n, sum);
+    }
+}
+
+/* T outputs a tile, U steps on their way, R rows, WARPS of a block. */
+template <enum gemv_kind KIND, int T, int U, int R, int WARPS>
+DEVICE void gemv(const struct linear_args *a)
+{
+    enum { SLICE_SUMS = WARPS * T * R, STEP = WARP * chunk_inputs(KIND) };
+    DYNAMIC_SHARED(float, shared);
+    float *x = shared + 2 * SLICE_SUMS;
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int n_slices = a->n_slices, slice = warp % n_slices, at_once = WARPS / n_slices;
+    int first = (int)blockIdx.x * at_once, row0 = (int)blockIdx.y * R;
+    int tile = first + warp / n_slices;
+    struct tile_rows<T> next;
+    struct piece<KIND, T> f[U];
+
+    tile_open(&next, a, tile, T, 0, 1, lane);
+    UNROLL
+    for (int u = 0; u < U; u++) {
+        fetch<KIND, T, WARP>(&f[u], a, &next, slice + u * n_slices, lane);
+    }
+    depend_wait();
+    if (row0 >= *a->n_rows) {
+        return;
+    }
+    stage_inputs<KIND, R, WARPS>(x, a, a->x + (size_t)row0 * (size_t)a->n_in, *a->n_rows - row0);
+    block_sync();
+    for (int turn = 0; first < a->n_tiles; turn++) {
+        float sums[T][R] = {};
+        int p = next.p, n0 = next.n0, step = slice;
+        bool is_last;
+
+        first += (int)gridDim.x * at_once;
+        tile += (int)gridDim.x * at_once;
+        do {
+            int after = step + U * n_slices;
+
+            is_last = after >= a->n_steps;
+            if (is_last) {
+                tile_open(&next, a, tile, T, 0, 1, lane);
+                after = slice;
+            }
+            UNROLL
+            for (int u = 0; u < U; u++) {
+                int s = opaque(step + u * n_slices);
+
+                if (s < a->n_steps) {
+                    multiply<KIND, T, R>(sums, &f[u], a->part[max(p, 0)].dtype,
+                                         x + s * STEP + 4 * lane, a->x_stride);
+                }
+                fetch<KIND, T, WARP>(&f[u], a, &next, opaque(after + u * n_slices), lane);
+            }
+            step = after;
+        } while (!is_last);
+        finish<T, R>(a, sums, shared + turn % 2 * SLICE_SUMS, p, n0);
+    }
+}
+
+/* cuda_linear.c knows the tiles and the numbers of warps. One row: small blocks, of which a multiprocessor
+ * holds three, so that the next kernel's fit beside them; more: large ones, since each block reads all
+ * of x. */
+#define GEMV(name, kind, tile, ahead, rows, warps, per_card)                                       \
+    KERNEL(name, linear_args, WARP *warps, per_card)                                               \
+    {                                                                                              \
+        depend_launch();                                                                           \
+        gemv<kind, tile, ahead, rows, warps>(&a);                                                  \
+    }
+#define GEMV_ROWS(name, kind, ahead_1, tile_many, ahead_4, ahead_8)                                \
+    GEMV(name##_1, kind, 2, ahead_1, 1, LINEAR_WARPS_FEW, 3)                                       \
+    GEMV(name##_2, kind, 2, 4, 2, LINEAR_WARPS, 1)                                                 \
+    GEMV(name##_4, kind, tile_many, ahead_4, 4, LINEAR_WARPS, 1)                                   \
+    GEMV(name##_8, kind, tile_many, ahead_8, 8, LINEAR_WARPS, 1)
+
+GEMV_ROWS(linear_gemv_f32, GEMV_F32, 4, 4, 2, 2)
+GEMV_ROWS(linear_gemv_f16, GEMV_F16, 4, 4, 2, 2)
+GEMV_ROWS(linear_gemv_bf16, GEMV_BF16, 4, 4, 2, 2)
+GEMV_ROWS(linear_gemv_int8, GEMV_INT8, 3, 2, 4, 2)
+GEMV_ROWS(linear_gemv_int4, GEMV_INT4, 3, 2, 4, 2)

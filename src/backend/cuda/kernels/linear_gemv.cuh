@@ -1,0 +1,171 @@
+/* linear_gemv.cuh - what the few-row products share: tiles, the stream of weights, results.
+ *
+ * Place: backend/cuda/kernels; for linear_gemv.cu and linear_gemv_mma.cu.
+ * Idea:  a product of few rows is as fast as its weights arrive. Each thread keeps several loads of 16
+ *        bytes on their way and asks for the next as soon as it has used one, across the borders of tiles;
+ *        the first ones leave before the kernels ahead have ended. */
+#ifndef BACKEND_CUDA_LINEAR_GEMV_CUH
+#define BACKEND_CUDA_LINEAR_GEMV_CUH
+
+#include "backend/cuda/kernels/kernel.cuh"
+#include "backend/cuda/kernels/linear_args.h"
+
+/* Keep a loop as it is written. The inputs are staged while the first weights are in registers; unrolled,
+ * that loop would push them out. */
+#if defined(__CUDACC__)
+#define ROLLED _Pragma("unroll 1")
+#else
+#define ROLLED
+#endif
+
+/* v, of which the compiler shall know nothing: else it keeps an address for each load of a loop. */
+DEVICE int opaque(int v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
+enum gemv_kind { GEMV_F32, GEMV_F16, GEMV_BF16, GEMV_INT8, GEMV_INT4 };
+
+/* Weights in 16 bytes. */
+DEVICE constexpr int chunk_inputs(enum gemv_kind kind)
+{
+    return kind == GEMV_F32 ? 4 : kind == GEMV_INT8 ? 16 : kind == GEMV_INT4 ? 32 : 8;
+}
+
+DEVICE constexpr bool is_quantised(enum gemv_kind kind)
+{
+    return kind == GEMV_INT8 || kind == GEMV_INT4;
+}
+
+/* The T weight rows of a tile that one thread reads. */
+template <int T> struct tile_rows {
+    int p, n0; /* part (-1: there is no such tile), and first output of the tile in it */
+    const uint8_t *data[T]; /* the thread's place in step 0 */
+    uint32_t group_at[T];   /* of the rows' first group in scales and zeros */
+};
+
+/* What a thread reads in one step. Scales stay as they are stored until they are used: converting them
+ * here would wait for them. */
+template <enum gemv_kind KIND, int T> struct piece {
+    uint4 w[T];
+    uint32_t scale[is_quantised(KIND) ? T : 1], zero[is_quantised(KIND) ? T : 1];
+};
+
+/* Rows past the last are the last one again: they cost a load that the cache answers, and no result. */
+template <int T>
+DEVICE void tile_open(struct tile_rows<T> *r, const struct linear_args *a, int tile,
+                      int tile_outputs, int lane_row, int row_step, int lane_chunk)
+{
+    const struct linear_part *part;
+    int p = 0;
+
+    if (tile >= a->n_tiles) {
+        r->p = -1;
+        return;
+    }
+    while (p + 1 < a->n_parts && tile >= a->part[p + 1].first_tile) {
+        p++;
+    }
+    part = &a->part[p];
+    r->p = p;
+    r->n0 = (tile - part->first_tile) * tile_outputs;
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        int row = min(r->n0 + lane_row + t * row_step, part->n_out - 1);
+
+        r->data[t] =
+            (const uint8_t *)part->data + ((size_t)row * (size_t)a->n_chunks + lane_chunk) * 16;
+        r->group_at[t] = (uint32_t)row * (uint32_t)part->n_groups;
+    }
+}
+
+/* Which group block `b` of 32 inputs is in: b / group_blocks, for all sizes within LINEAR_INPUTS_MAX. */
+DEVICE uint32_t group_of(const struct linear_part *part, uint32_t b)
+{
+    return (uint32_t)(((uint64_t)b * part->group_inverse) >> LINEAR_INVERSE_BITS);
+}
+
+DEVICE uint32_t scale_bits(const struct linear_part *part, uint32_t i)
+{
+    return part->dtype == DTYPE_F32 ? ((const uint32_t *)part->scales)[i]
+                                    : ((const uint16_t *)part->scales)[i];
+}
+
+DEVICE float scale_value(int dtype, uint32_t bits)
+{
+    return dtype == DTYPE_F32   ? f32_from_bits(bits)
+           : dtype == DTYPE_F16 ? f16_to_f32((uint16_t)bits)
+                                : bf16_to_f32((uint16_t)bits);
+}
+
+/* Ask for a step's weights; all zero where the row has no inputs. */
+template <enum gemv_kind KIND, int T, int LANES>
+DEVICE void fetch(struct piece<KIND, T> *f, const struct linear_args *a,
+                  const struct tile_rows<T> *r, int step, int lane_chunk)
+{
+    int chunk = step * LANES + lane_chunk;
+    bool exists = r->p >= 0 && chunk < a->n_chunks;
+
+    UNROLL
+    for (int t = 0; t < T; t++) {
+        f->w[t] =
+            exists ? stream16(r->data[t] + (size_t)step * (LANES * 16)) : make_uint4(0, 0, 0, 0);
+    }
+    if (is_quantised(KIND)) {
+        const struct linear_part *part = &a->part[max(r->p, 0)];
+        uint32_t group = 0;
+
+        if (exists) {
+            group = group_of(part, (uint32_t)(KIND == GEMV_INT8 ? chunk / 2 : chunk));
+        }
+        UNROLL
+        for (int t = 0; t < T; t++) {
+            f->scale[t] = exists ? scale_bits(part, r->group_at[t] + group) : 0;
+            f->zero[t] = !exists             ? 0
+                         : part->zeros       ? part->zeros[r->group_at[t] + group]
+                         : KIND == GEMV_INT8 ? 128
+                                             : 8;
+        }
+    }
+}
+
+DEVICE void put_result(const struct linear_part *part, int row, int n, float v)
+{
+    float *out = part->out + (size_t)row * (size_t)part->n_out + n;
+
+    *out = part->accumulates ? *out + v : round_f32((enum dtype)part->round, v);
+}
+
+/* Inputs k to k + 3 in the order of the weights. Ordinary loads: an earlier kernel may have written them
+ * after this one began. A perm from a broken file must not reach past the row. */
+DEVICE float4 input_quad(const struct linear_args *a, const float *x, int k)
+{
+    float v[4];
+    int4 from;
+
+    if (!a->perm) {
+        return *(const float4 *)(x + k);
+    }
+    from = *(const int4 *)(a->perm + k);
+    v[0] = (uint32_t)from.x < (uint32_t)a->n_in ? x[from.x] : 0.0f;
+    v[1] = (uint32_t)from.y < (uint32_t)a->n_in ? x[from.y] : 0.0f;
+    v[2] = (uint32_t)from.z < (uint32_t)a->n_in ? x[from.z] : 0.0f;
+    v[3] = (uint32_t)from.w < (uint32_t)a->n_in ? x[from.w] : 0.0f;
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+/* Inputs k to k + 3 of n rows from row r0 on (at most N); zero where there are none. All loads leave before
+ * the first is used. */
+template <int N>
+DEVICE void input_quads(float4 v[N], const struct linear_args *a, const float *x, int r0, int n,
+                        int k)
+{
+    UNROLL
+    for (int i = 0; i < N; i++) {
+        v[i] = r0 + i < n && k < a->n_in ? input_quad(a, x + (size_t)(r0 + i) * (size_t)a->n_in, k)
+                                         : make_float4(0, 0, 0, 0);
+    }
+}
+
+#endif
