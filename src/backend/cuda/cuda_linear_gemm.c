@@ -15,8 +15,9 @@ enum {
     CHUNK_ROWS = 4096,
     ROWS_LEAST = 32, /* of a tile */
     FMA_COLS = 64,
+    WIDE_PERCENT = 180,   /* a wide tile's time beside a tile of 128 columns */
     WIDE_COLS = 256,      /* of the widest tile */
-    SPLIT_STAGES_MIN = 8, /* a piece should be long beside its start */
+    SPLIT_STAGES_MIN = 4, /* a piece should be long beside its start */
     SCRATCH_ALIGN = 256,
     ALIGN = 16, /* of what the kernels copy in pieces of 16 bytes */
 };
@@ -176,12 +177,15 @@ static struct tiling tiling_of(const struct cuda_backend *be, const struct op_li
 
     t.index = bucket <= 32 ? 0 : bucket <= 64 ? 1 : 2;
     t.rows = (size_t)32 << t.index;
-    if (h->has_wide && t.index == 2 &&
-        tiles_of(bucket, t.rows) * column_tiles(u, forms, how, WIDE_COLS) >= n_sm) {
+    if (h->has_wide && t.index == 2) {
         struct tiling wide = {.index = 3, .rows = t.rows, .cols = WIDE_COLS, .n_splits = 1};
+        size_t n_rows = tiles_of(bucket, t.rows);
+        size_t rounds = tiles_of(n_rows * column_tiles(u, forms, how, t.cols), n_sm);
+        size_t wide_rounds = tiles_of(n_rows * column_tiles(u, forms, how, WIDE_COLS), n_sm);
 
         wide.n_buffers = (size_t)h->n_buffers[3];
-        if (shared_of(h, &wide) <= be->card.shared_bytes_max) {
+        if (wide_rounds * WIDE_PERCENT <= rounds * 100 &&
+            shared_of(h, &wide) <= be->card.shared_bytes_max) {
             t = wide;
         }
     }

@@ -268,7 +268,7 @@ static void other_tilings(void **state)
         enum dtype act = f % 2 ? DTYPE_BF16 : DTYPE_F16;
 
         pretend_multiprocessors(&p, 2);
-        one_part(&p, &forms[f], act, 150, 300, 128, &seed);
+        one_part(&p, &forms[f], act, 150, 500, 128, &seed);
         pretend_multiprocessors(&p, 1000);
         one_part(&p, &forms[f], act, 20, 70, 64 * 35 + 32, &seed);
         pretend_multiprocessors(&p, 8);
