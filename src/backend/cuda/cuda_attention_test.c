@@ -73,8 +73,8 @@ static void fill_span(struct attention_case *c, const struct span *span, uint64_
             dtype_store(p->kv_dtype, p->v, row * hd + d, size * test_float(seed));
         }
         if (is_fp8(p->kv_dtype)) {
-            p->k_scale[row] = 0.005f * (1.5f + test_float(seed));
-            p->v_scale[row] = 0.005f * (1.5f + test_float(seed));
+            p->k_scale[row] = 0.003f * (1.5f + test_float(seed));
+            p->v_scale[row] = 0.003f * (1.5f + test_float(seed));
         }
     }
 }
@@ -276,8 +276,8 @@ static void test_float32(void **state)
     cuda_pair_close(&p);
 }
 
-/* The kernels with matrix instructions. Decode keeps float32's accuracy; prefill rounds the
- * probabilities. */
+/* The kernels with matrix instructions. Decode keeps float32's accuracy; prefill rounds probabilities by
+ * half a step of their type, and values are below 3. */
 static void test_matrix(void **state)
 {
     static const enum dtype acts[] = {DTYPE_BF16, DTYPE_F16};
@@ -298,7 +298,7 @@ static void test_matrix(void **state)
                 snprintf(group, sizeof group, "split %s %s", dtype_name(t.act), dtype_name(t.kv));
                 run_case(&p, group, shapes[i], t, &DECODE, 2e-5);
                 snprintf(group, sizeof group, "flash %s %s", dtype_name(t.act), dtype_name(t.kv));
-                run_case(&p, group, shapes[i], t, &MIXED, rounds_bf16 ? 4e-3 : 5e-4);
+                run_case(&p, group, shapes[i], t, &MIXED, rounds_bf16 ? 3.0 / 512 : 3.0 / 4096);
             }
         }
         struct types t = {acts[a], acts[a], acts[a]};
@@ -328,7 +328,7 @@ static void test_old_cards(void **state)
         struct cuda_pair p;
 
         cuda_pair_open_sm(&p, cases[i].sm);
-        run_case(&p, "old cards", cases[i].s, cases[i].t, &few, 4e-3);
+        run_case(&p, "old cards", cases[i].s, cases[i].t, &few, 3.0 / 512);
         cuda_pair_close(&p);
     }
 }
