@@ -11,7 +11,7 @@
 
 enum { FEW_ROWS_MAX = 64, WIDE_BYTES = 16 };
 
-/* The kind of matrix counts from the first of each three or four. */
+/* Of each sort the kernel of enum route_matrix counts from the first. */
 enum route_kernel {
     ROUTE_ONE_BF16,
     ROUTE_ONE_F16,
@@ -27,7 +27,6 @@ enum route_kernel {
     ROUTE_SELECT,
     ROUTE_KERNELS
 };
-enum route_matrix { MATRIX_BF16, MATRIX_F16, MATRIX_F32, MATRIX_ANY };
 
 static const char *const route_kernels[ROUTE_KERNELS] = {
     [ROUTE_ONE_BF16] = "route_one_bf16", [ROUTE_ONE_F16] = "route_one_f16",

@@ -13,8 +13,6 @@
 #include "backend/cuda/kernels/quad.cuh"
 #include "backend/cuda/kernels/route_args.h"
 
-enum route_matrix { MATRIX_BF16, MATRIX_F16, MATRIX_F32, MATRIX_ANY };
-
 /* Value k of row n in the stored order: it multiplies input perm[k]. Any kind of matrix. */
 DEVICE float weight_value(const struct route_args *a, int n, int k)
 {
@@ -85,12 +83,12 @@ DEVICE float key_size(uint32_t key)
     return key >= KEY_ZERO ? key_value(key) : -1.0f;
 }
 
-DEVICE float logit(const struct route_args *a, int i, int expert)
+DEVICE float logit(const struct route_args *a, int i, int expert, int n_slices)
 {
     const float *p = a->logits + (size_t)i * a->n_experts + expert;
     float sum = p[0];
 
-    for (int s = 1; s < a->n_slices; s++) {
+    for (int s = 1; s < n_slices; s++) {
         sum += p[s * a->slice_stride];
     }
     return sum;
@@ -98,7 +96,8 @@ DEVICE float logit(const struct route_args *a, int i, int expert)
 
 /* The keys of row i's probabilities: lane l has the experts l, l + 32, ... */
 template <int HELD>
-DEVICE void softmax_keys(uint32_t key[HELD], const struct route_args *a, int i, int lane)
+DEVICE void softmax_keys(uint32_t key[HELD], const struct route_args *a, int i, int n_slices,
+                         int lane)
 {
     float p[HELD], max = f32_from_bits(0xff800000u), sum = 0, scale;
 
@@ -106,7 +105,7 @@ DEVICE void softmax_keys(uint32_t key[HELD], const struct route_args *a, int i, 
     for (int j = 0; j < HELD; j++) {
         int expert = lane + j * WARP;
 
-        p[j] = expert < a->n_experts ? logit(a, i, expert) : f32_from_bits(0xff800000u);
+        p[j] = expert < a->n_experts ? logit(a, i, expert, n_slices) : f32_from_bits(0xff800000u);
         max = fmaxf(max, p[j]);
     }
     max = warp_max(max);
@@ -153,13 +152,14 @@ DEVICE void note_margin(const struct route_args *a, int i, float margin)
     }
 }
 
-template <int HELD> DEVICE void select_with(const struct route_args *a, int i, int lane)
+template <int HELD>
+DEVICE void select_with(const struct route_args *a, int i, int n_slices, int lane)
 {
     uint32_t key[HELD], largest = KEY_NONE, mine[ROUTE_TOP_K_MAX / WARP] = {KEY_NONE, KEY_NONE};
     float sum = 0, norm = 1.0f;
     int id;
 
-    softmax_keys<HELD>(key, a, i, lane);
+    softmax_keys<HELD>(key, a, i, n_slices, lane);
     for (int j = 0; j < a->top_k; j++) {
         largest = take_largest<HELD>(key, lane, &id);
         sum += key_value(largest);
@@ -187,15 +187,15 @@ template <int HELD> DEVICE void select_with(const struct route_args *a, int i, i
     }
 }
 
-/* Row i's choice, by one warp. */
-DEVICE void select_row(const struct route_args *a, int i)
+/* Row i's choice, by one warp; the logits are the sum of n_slices. */
+DEVICE void select_row(const struct route_args *a, int i, int n_slices)
 {
     int lane = (int)threadIdx.x % WARP;
 
     if (a->n_experts <= 8 * WARP) {
-        select_with<8>(a, i, lane);
+        select_with<8>(a, i, n_slices, lane);
     } else {
-        select_with<ROUTE_EXPERTS_MAX / WARP>(a, i, lane);
+        select_with<ROUTE_EXPERTS_MAX / WARP>(a, i, n_slices, lane);
     }
 }
 
@@ -206,7 +206,7 @@ KERNEL(route_select, route_args, ROUTE_THREADS, 4)
     depend_launch();
     depend_wait();
     if (i < a.view.counts[a.count]) {
-        select_row(&a, i);
+        select_row(&a, i, a.n_slices);
     }
 }
 
@@ -327,7 +327,7 @@ DEVICE void few_rows(const struct route_args *a, int *is_last)
     block_sync();
     if (*is_last && warp < ROWS && first + warp < n_rows) {
         memory_fence();
-        select_row(a, first + warp);
+        select_row(a, first + warp, 1);
     }
 }
 

@@ -26,6 +26,9 @@ enum {
     ROUTE_TOP_K_MAX = 64
 };
 
+/* How the router's rows are read: dense ones that begin at 16-byte borders; or value by value. */
+enum route_matrix { MATRIX_BF16, MATRIX_F16, MATRIX_F32, MATRIX_ANY };
+
 struct route_args {
     struct step_view view;
     enum step_count count;
