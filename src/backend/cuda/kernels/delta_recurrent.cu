@@ -1,0 +1,332 @@
+/* delta_recurrent.cu - the gated delta rule row by row, for decoding and short spans.
+ *
+ * Place:  backend/cuda/kernels; launched by cuda_delta.c. A block is one value head of one span; it takes
+ *         the span's rows in order with the state in registers (delta_step: heads of 128) or, some
+ *         columns at a time, in shared memory (delta_any: heads of any size), so that the state is read
+ *         once and written once.
+ * Idea:   with S the state before the row,
+ *             delta = beta (v - decay S'k)      out = decay S'q + (k.q) delta      S = decay S + k delta'
+ *         so both sums over S run at once, on k and q as they come: their norms are factors of the sums.
+ *         A warp has 16 rows of S, a lane four columns of them; the warps' partial sums meet in shared
+ *         memory and every warp adds them up for itself. That is one barrier a row, and one warp, another
+ *         one for each row, goes on to the output's norm while the others begin the next row. */
+#include "backend/cuda/kernels/delta.cuh"
+
+enum { STEP_WARPS = DELTA_THREADS / WARP, STEP_ROWS_OF_WARP = DELTA_DIM / STEP_WARPS };
+
+/* The span of this block; none when it has no rows. No kernel of a step writes its tables, so they may be
+ * read before depend_wait(). */
+DEVICE struct step_span recurrent_span(const struct delta_args &a)
+{
+    struct step_span span = {0, 0, 0, 0, 0, 0};
+
+    if ((int)blockIdx.y < a.view.counts[STEP_SPANS]) {
+        span = a.view.spans[blockIdx.y];
+        if (span.n_rows >= a.chunk_min) {
+            span.n_rows = 0;
+        }
+    }
+    return span;
+}
+
+/* Four values of a state. */
+DEVICE void load_state4(float v[4], enum dtype t, const void *state, size_t at)
+{
+    if (t == DTYPE_F32) {
+        load4(v, (const float *)state + at);
+    } else {
+        uint2 w = *(const uint2 *)((const uint16_t *)state + at);
+
+        v[0] = bf16_to_f32((uint16_t)w.x);
+        v[1] = bf16_to_f32((uint16_t)(w.x >> 16));
+        v[2] = bf16_to_f32((uint16_t)w.y);
+        v[3] = bf16_to_f32((uint16_t)(w.y >> 16));
+    }
+}
+
+DEVICE void store_state4(enum dtype t, void *state, size_t at, const float v[4])
+{
+    if (t == DTYPE_F32) {
+        store4((float *)state + at, v);
+    } else {
+        *(uint2 *)((uint16_t *)state + at) =
+            make_uint2(bf16_pair_from_f32(v[0], v[1]), bf16_pair_from_f32(v[2], v[3]));
+    }
+}
+
+/* What a thread needs of one row: where its warp's 16 values of key and query lie (they are read once
+ * more for the update, from the first-level cache, which saves registers), and its four columns' share. */
+struct step_row {
+    const float *key, *query;
+    float kk, qq, kq; /* over the whole head, eps not yet in */
+    float v[4], z[4];
+    float beta, decay;
+};
+
+DEVICE void load_step_row(struct step_row *r, const struct delta_args &a, int row, int h)
+{
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int key_head = h / (a.nv / a.nk), n_keys = a.nk * DELTA_DIM;
+    const float *x = a.qkv + (size_t)row * (2 * n_keys + a.nv * DELTA_DIM);
+    const float *query = x + key_head * DELTA_DIM, *key = query + n_keys;
+    float k[4], q[4], g;
+
+    load4(k, key + 4 * lane);
+    load4(q, query + 4 * lane);
+    r->key = key + warp * STEP_ROWS_OF_WARP;
+    r->query = query + warp * STEP_ROWS_OF_WARP;
+    load4(r->v, x + 2 * n_keys + h * DELTA_DIM + 4 * lane);
+    load4(r->z, a.z + ((size_t)row * a.nv + h) * DELTA_DIM + 4 * lane);
+    delta_gates(a, row, h, &r->beta, &g);
+    r->decay = exp_f32(g);
+    r->kk = r->qq = r->kq = 0;
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        r->kk += k[i] * k[i];
+        r->qq += q[i] * q[i];
+        r->kq += k[i] * q[i];
+    }
+    r->kk = warp_sum(r->kk);
+    r->qq = warp_sum(r->qq);
+    r->kq = warp_sum(r->kq);
+}
+
+/* This warp's share of S'k and S'q to its place in `part`, [warp][k, q][128]. */
+DEVICE void step_partial(float (*part)[2][DELTA_DIM], const struct step_row *r, const float (*S)[4])
+{
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    float sk[4] = {0, 0, 0, 0}, sq[4] = {0, 0, 0, 0};
+
+    UNROLL
+    for (int i = 0; i < STEP_ROWS_OF_WARP; i += 4) {
+        float k[4], q[4];
+
+        load4(k, r->key + i);
+        load4(q, r->query + i);
+        UNROLL
+        for (int n = 0; n < 4; n++) {
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                sk[j] += k[n] * S[i + n][j];
+                sq[j] += q[n] * S[i + n][j];
+            }
+        }
+    }
+    store4(&part[warp][0][4 * lane], sk);
+    store4(&part[warp][1][4 * lane], sq);
+}
+
+DEVICE void step_update(const struct step_row *r, float inverse_k, const float delta[4],
+                        float (*S)[4])
+{
+    UNROLL
+    for (int i = 0; i < STEP_ROWS_OF_WARP; i += 4) {
+        float k[4];
+
+        load4(k, r->key + i);
+        UNROLL
+        for (int n = 0; n < 4; n++) {
+            float factor = inverse_k * k[n];
+
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                S[i + n][j] = r->decay * S[i + n][j] + factor * delta[j];
+            }
+        }
+    }
+}
+
+DEVICE void step_sum(float sum[4], float (*part)[2][DELTA_DIM], int which)
+{
+    int lane = (int)threadIdx.x % WARP;
+
+    UNROLL
+    for (int j = 0; j < 4; j++) {
+        sum[j] = 0;
+    }
+    UNROLL
+    for (int w = 0; w < STEP_WARPS; w++) {
+        float v[4];
+
+        load4(v, &part[w][which][4 * lane]);
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            sum[j] += v[j];
+        }
+    }
+}
+
+KERNEL(delta_step, delta_args, DELTA_THREADS, 2)
+{
+    SHARED float part[2][STEP_WARPS][2][DELTA_DIM];
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int h = (int)blockIdx.x;
+    struct step_span span;
+    size_t state_at;
+    float S[STEP_ROWS_OF_WARP][4];
+
+    depend_launch();
+    span = recurrent_span(a);
+    state_at = ((size_t)span.slot * a.nv + h) * (DELTA_DIM * DELTA_DIM);
+    state_at += (size_t)(warp * STEP_ROWS_OF_WARP) * DELTA_DIM + 4 * lane;
+    if (span.n_rows > 0 && !span.state_is_zero) {
+        /* The warp's rows, 64 or 32 lines, come closer while the convolution before this op ends. */
+        const uint8_t *lines =
+            (const uint8_t *)a.state + (state_at - 4 * lane) * (a.state_dtype == DTYPE_F32 ? 4 : 2);
+
+        prefetch_line(lines + lane * 128);
+        if (a.state_dtype == DTYPE_F32) {
+            prefetch_line(lines + (WARP + lane) * 128);
+        }
+    }
+    depend_wait(); /* also where there is nothing to do: the next kernel takes our end for theirs */
+    if (span.n_rows == 0) {
+        return;
+    }
+
+    UNROLL
+    for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+        S[i][0] = S[i][1] = S[i][2] = S[i][3] = 0;
+        if (!span.state_is_zero) {
+            load_state4(S[i], a.state_dtype, a.state, state_at + i * DELTA_DIM);
+        }
+    }
+    for (int t = 0; t < span.n_rows; t++) {
+        struct step_row r;
+        float delta[4], sum[4], inverse_k, inverse_q;
+
+        load_step_row(&r, a, span.row + t, h);
+        step_partial(part[t % 2], &r, S);
+        block_sync();
+        inverse_k = rsqrt_f32(r.kk + DELTA_L2_EPS);
+        step_sum(sum, part[t % 2], 0);
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            delta[j] = r.beta * (r.v[j] - r.decay * inverse_k * sum[j]);
+        }
+        if (warp == t % STEP_WARPS) {
+            float o[4];
+
+            inverse_q = rsqrt_f32(r.qq + DELTA_L2_EPS) * rsqrt_f32(DELTA_DIM);
+            step_sum(sum, part[t % 2], 1);
+            UNROLL
+            for (int j = 0; j < 4; j++) {
+                o[j] = inverse_q * (r.decay * sum[j] + inverse_k * r.kq * delta[j]);
+            }
+            delta_output4(a, span.row + t, h, o, r.z);
+        }
+        step_update(&r, inverse_k, delta, S);
+    }
+    UNROLL
+    for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+        store_state4(a.state_dtype, a.state, state_at + i * DELTA_DIM, S[i]);
+    }
+}
+
+/* ---- heads of any size ---- */
+
+/* Key and query of a row into shared memory; their scale factors. All threads call. */
+DEVICE void any_inputs(const struct delta_args &a, int row, int h, float *k, float *q, float *part,
+                       float *inverse_k, float *inverse_q)
+{
+    int key_head = h / (a.nv / a.nk), n_keys = a.nk * a.dk;
+    const float *query = a.qkv + (size_t)row * (2 * n_keys + a.nv * a.dv) + key_head * a.dk;
+    float kk = 0, qq = 0;
+
+    block_sync(); /* the row before is done with them */
+    for (int d = (int)threadIdx.x; d < a.dk; d += DELTA_ANY_THREADS) {
+        q[d] = query[d];
+        k[d] = query[n_keys + d];
+        qq += q[d] * q[d];
+        kk += k[d] * k[d];
+    }
+    *inverse_k = rsqrt_f32(block_sum(kk, part) + DELTA_L2_EPS);
+    *inverse_q = rsqrt_f32(block_sum(qq, part + DELTA_ANY_THREADS / WARP) + DELTA_L2_EPS) *
+                 rsqrt_f32((float)a.dk);
+}
+
+/* One row for the column whose state is S[d * columns], d < dk. */
+DEVICE float any_column(float *S, int columns, const float *k, const float *q, int dk, float v,
+                        float beta, float decay, float inverse_k, float inverse_q)
+{
+    float sum = 0, out = 0, delta;
+
+    for (int d = 0; d < dk; d++) {
+        sum += k[d] * S[d * columns];
+    }
+    delta = beta * (v - decay * inverse_k * sum) * inverse_k;
+    for (int d = 0; d < dk; d++) {
+        float s = decay * S[d * columns] + k[d] * delta;
+
+        S[d * columns] = s;
+        out += q[d] * s;
+    }
+    return out * inverse_q;
+}
+
+DEVICE void any_norm(const struct delta_args &a, int row, int h, float *part)
+{
+    size_t at = ((size_t)row * a.nv + h) * a.dv;
+    float sum = 0, inverse;
+
+    block_sync(); /* the row before is done with part, and the columns are written */
+    for (int j = (int)threadIdx.x; j < a.dv; j += DELTA_ANY_THREADS) {
+        sum += a.out[at + j] * a.out[at + j];
+    }
+    inverse = rsqrt_f32(block_sum(sum, part) / (float)a.dv + a.eps);
+    for (int j = (int)threadIdx.x; j < a.dv; j += DELTA_ANY_THREADS) {
+        float o = a.out[at + j] * inverse * a.norm[j] * silu(a.z[at + j]);
+
+        a.out[at + j] = round_f32(a.round, o);
+    }
+}
+
+/* Columns of a state need nothing of each other, so a block takes a.columns of them at a time through all
+ * rows and leaves the raw outputs in `out`, where the norm finds them. */
+KERNEL(delta_any, delta_args, DELTA_ANY_THREADS, 1)
+{
+    DYNAMIC_SHARED(float, S); /* [dk][columns], then k and q [dk] */
+    SHARED float part[2 * DELTA_ANY_THREADS / WARP];
+    int h = (int)blockIdx.x, column = (int)threadIdx.x;
+    int values_at = 2 * a.nk * a.dk + h * a.dv, cols = 2 * a.nk * a.dk + a.nv * a.dv;
+    float *k = S + a.dk * a.columns, *q = k + a.dk;
+    size_t state_at;
+    struct step_span span;
+
+    depend_launch();
+    depend_wait();
+    span = recurrent_span(a);
+    if (span.n_rows == 0) {
+        return;
+    }
+    state_at = ((size_t)span.slot * a.nv + h) * ((size_t)a.dk * a.dv);
+    for (int first = 0; first < a.dv; first += a.columns) {
+        int j = first + column;
+        bool is_mine = column < a.columns && j < a.dv;
+
+        for (int d = 0; d < a.dk && is_mine; d++) {
+            S[d * a.columns + column] =
+                span.state_is_zero
+                    ? 0.0f
+                    : load_f32(a.state_dtype, a.state, state_at + (size_t)d * a.dv + j);
+        }
+        for (int row = span.row; row < span.row + span.n_rows; row++) {
+            float inverse_k, inverse_q, beta, g;
+
+            any_inputs(a, row, h, k, q, part, &inverse_k, &inverse_q);
+            delta_gates(a, row, h, &beta, &g);
+            if (is_mine) {
+                a.out[((size_t)row * a.nv + h) * a.dv + j] = any_column(
+                    S + column, a.columns, k, q, a.dk, a.qkv[(size_t)row * cols + values_at + j],
+                    beta, exp_f32(g), inverse_k, inverse_q);
+            }
+        }
+        for (int d = 0; d < a.dk && is_mine; d++) {
+            store_f32(a.state_dtype, a.state, state_at + (size_t)d * a.dv + j,
+                      S[d * a.columns + column]);
+        }
+    }
+    for (int row = span.row; row < span.row + span.n_rows; row++) {
+        any_norm(a, row, h, part);
+    }
+}
