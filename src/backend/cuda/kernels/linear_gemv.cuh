@@ -62,6 +62,7 @@ DEVICE void tile_open(struct tile_rows<T> *r, const struct linear_args *a, int t
 
     if (tile >= a->n_tiles) {
         r->p = -1;
+        r->n0 = 0;
         return;
     }
     while (p + 1 < a->n_parts && tile >= a->part[p + 1].first_tile) {
@@ -113,12 +114,13 @@ DEVICE void fetch(struct piece<KIND, T> *f, const struct linear_args *a,
             exists ? stream16(r->data[t] + (size_t)step * (LANES * 16)) : make_uint4(0, 0, 0, 0);
     }
     if (is_quantised(KIND)) {
+        /* Lanes without weights in a row's last step want its scale all the same: the sums of a matrix
+         * instruction lie elsewhere than its operands. */
         const struct linear_part *part = &a->part[max(r->p, 0)];
-        uint32_t group = 0;
+        int last = min(chunk, a->n_chunks - 1);
+        uint32_t group = group_of(part, (uint32_t)(KIND == GEMV_INT8 ? last / 2 : last));
 
-        if (exists) {
-            group = group_of(part, (uint32_t)(KIND == GEMV_INT8 ? chunk / 2 : chunk));
-        }
+        exists = r->p >= 0;
         UNROLL
         for (int t = 0; t < T; t++) {
             f->scale[t] = exists ? scale_bits(part, r->group_at[t] + group) : 0;
