@@ -92,9 +92,11 @@ DEVICE void copy16_async(void *shared, const void *global, bool is_valid)
 #if __CUDA_ARCH__ >= 800
     int n = is_valid ? 16 : 0;
 
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(n)
-                 : "memory");
+    /* Rows are read from left to right: the second-level cache takes the rest of the line along. */
+    asm volatile(
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+        "l"(global), "r"(n)
+        : "memory");
 #else
     *(uint4 *)shared = is_valid ? *(const uint4 *)global : make_uint4(0, 0, 0, 0);
 #endif
