@@ -5,7 +5,10 @@
 set(SPILLWAY_EMULATED "" CACHE STRING
     "regular expression of kernel files for the emulator, for short builds; empty: all")
 
-if(NOT CMOCKA_FOUND OR SPILLWAY_FUZZ)
+option(SPILLWAY_EMULATOR_RACES "watch the kernels' shared memory for races (emulator_races.h)" OFF)
+
+# Its threads are not those that ThreadSanitizer knows.
+if(NOT CMOCKA_FOUND OR SPILLWAY_FUZZ OR SPILLWAY_SANITIZE MATCHES "thread")
   return()
 endif()
 include(CheckLanguage)
@@ -31,3 +34,8 @@ target_compile_features(sw_cuda_emulator PRIVATE cxx_std_17)
 target_link_libraries(sw_cuda_emulator PUBLIC sw_base)
 target_compile_options(sw_cuda_emulator PRIVATE
                        "$<$<COMPILE_LANGUAGE:CXX>:-Wno-sign-compare;-Wno-unknown-pragmas;-Wno-unused-function>")
+if(SPILLWAY_EMULATOR_RACES)
+  target_compile_definitions(sw_cuda_emulator PRIVATE SPILLWAY_EMULATOR_RACES)
+  target_compile_options(sw_cuda_emulator PRIVATE
+                         "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=thread;--param=tsan-instrument-func-entry-exit=0;-g1>")
+endif()

@@ -87,7 +87,9 @@ static void test_barriers(void **state)
     }
     args.mode = 1; /* the missing barrier shows as NaN, whichever order it is */
     for (int turn = 0; turn < 3; turn++) {
-        assert_int_equal(launch("emulator_test_sum", 1, 256, 1024, args), CUDA_SUCCESS_);
+        out[0] = NAN;
+        assert_int_equal(launch("emulator_test_sum", 1, 256, 1024, args) == CUDA_SUCCESS_,
+                         !cuda_emulator_sees_races());
         n_seen += !(out[0] == 199 * 200 / 2);
     }
     assert_int_equal(n_seen, 3);
@@ -283,6 +285,30 @@ static void test_graph(void **state)
     device_free(data);
 }
 
+/* Accesses without a barrier between, and others that are in order. */
+static void test_races(void **state)
+{
+    static const bool is_race[] = {false, true, true, true, false, false};
+    uint32_t *data = device(256);
+
+    (void)state;
+    if (!cuda_emulator_sees_races()) {
+        skip();
+    }
+    for (int mode = 0; mode < 6; mode++) {
+        for (int turn = 0; turn < 3; turn++) {
+            struct emulator_test_args args = {.in = data, .out = data, .mode = mode};
+            CUresult r = launch("emulator_test_races", 1, 64, 256, args);
+
+            assert_int_equal(r == CUDA_SUCCESS_, !is_race[mode]);
+            if (is_race[mode] && !strstr(cuda_emulator_failure(), "no barrier is between")) {
+                fail_msg("%s", cuda_emulator_failure());
+            }
+        }
+    }
+    device_free(data);
+}
+
 static void test_old_card(void **state)
 {
     uint8_t *data = device(1024);
@@ -305,7 +331,7 @@ int main(void)
         cmocka_unit_test(test_lanes),    cmocka_unit_test(test_products),
         cmocka_unit_test(test_matrices), cmocka_unit_test(test_faults),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_graph),
-        cmocka_unit_test(test_old_card),
+        cmocka_unit_test(test_races),    cmocka_unit_test(test_old_card),
     };
     int n_failed;
 

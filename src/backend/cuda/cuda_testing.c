@@ -644,7 +644,7 @@ static void note(struct cuda_pair *p, const char *group, const char *name, doubl
         p->group[i].worst = worst;
         snprintf(p->group[i].worst_case, CUDA_PAIR_NAME, "%s", name);
     }
-    p->group[i].tolerance = tolerance;
+    p->group[i].tolerance = tolerance > p->group[i].tolerance ? tolerance : p->group[i].tolerance;
 }
 
 double cuda_pair_expect(struct cuda_pair *p, const char *group, const char *name, enum dtype type,

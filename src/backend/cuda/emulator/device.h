@@ -220,24 +220,15 @@ DEVICE uint32_t warp_ballot(bool p)
 }
 DEVICE int32_t atomic_add(int32_t *p, int32_t v)
 {
-    int32_t old = *p;
-
-    *p = (int32_t)((uint32_t)old + (uint32_t)v);
-    return old;
+    return emulator_atomic_add(p, v);
 }
 DEVICE int32_t atomic_min(int32_t *p, int32_t v)
 {
-    int32_t old = *p;
-
-    *p = v < old ? v : old;
-    return old;
+    return emulator_atomic_min(p, v);
 }
 DEVICE uint32_t atomic_max_u32(uint32_t *p, uint32_t v)
 {
-    uint32_t old = *p;
-
-    *p = v > old ? v : old;
-    return old;
+    return emulator_atomic_max_u32(p, v);
 }
 DEVICE void memory_fence(void)
 {

@@ -8,8 +8,8 @@
  *         of copies in flight hold NaN, threads run in another order in every launch, red zones lie
  *         around allocations and shared memory, misaligned loads and barriers that some threads miss
  *         are errors, with a text on stderr.
- * Not shown: races between threads that no order of whole stretches between barriers reveals, kernels
- *         that overlap, blocks that wait for each other (they never return), time.
+ * Not shown: races between threads that no order of whole stretches between barriers reveals (shared
+ *         memory can be watched: SPILLWAY_EMULATOR_RACES), kernels that overlap, blocks that wait for each other (they never return), time.
  * Thread: one launch at a time; nothing here is guarded by a lock. */
 #ifndef BACKEND_CUDA_EMULATOR_EMULATOR_H
 #define BACKEND_CUDA_EMULATOR_EMULATOR_H
@@ -35,6 +35,10 @@ void cuda_emulator_set_order(enum emulator_order order);
 
 /* What went wrong in the last launch that failed; "" if none did. */
 const char *cuda_emulator_failure(void);
+
+/* Whether kernels were compiled with SPILLWAY_EMULATOR_RACES: accesses of shared memory by several threads
+ * without a barrier between fail their launch. */
+bool cuda_emulator_sees_races(void);
 
 /* Launches since the start of the process. */
 size_t cuda_emulator_launches(void);

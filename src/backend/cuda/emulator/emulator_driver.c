@@ -766,6 +766,15 @@ const char *cuda_emulator_failure(void)
     return card.failure;
 }
 
+bool cuda_emulator_sees_races(void)
+{
+#if defined(SPILLWAY_EMULATOR_RACES)
+    return true;
+#else
+    return false;
+#endif
+}
+
 size_t cuda_emulator_launches(void)
 {
     return card.n_launches;

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "backend/cuda/emulator/emulator_fiber.h"
+#include "backend/cuda/emulator/emulator_races.h"
 #include "base/half.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -65,6 +66,7 @@ struct warp {
     uint32_t exists, can_run, at_meeting, done; /* by place */
     enum emulator_meeting meeting;
     unsigned set;
+    uint16_t n_syncs;
     unsigned lane_at[EMULATOR_WARP]; /* which lane has the place */
     struct slot slots[2][EMULATOR_WARP];
 };
@@ -282,6 +284,7 @@ static void hand_over(void)
 static void open_barrier(void)
 {
     run.n_at_barrier = 0;
+    races_barrier();
     for (unsigned i = 0; i < run.n_warps; i++) {
         struct warp *w = &run.warps[i];
 
@@ -340,6 +343,25 @@ static void meet(enum emulator_meeting kind)
     self->waits = WAIT_WARP;
     w->can_run &= ~(1u << self->place);
     hand_over();
+}
+
+struct race_thread emulator_running(void)
+{
+    const struct thread *t = run.now;
+
+    return (struct race_thread){(uint16_t)t->number, (uint16_t)t->warp, run.warps[t->warp].n_syncs};
+}
+
+/* What the compiler does for kernels' own accesses, where they are watched. */
+static void touch(const void *shared, bool is_write, const void *where)
+{
+#if defined(SPILLWAY_EMULATOR_RACES)
+    races_access(emulator_running(), shared, 16, is_write, where);
+#else
+    (void)shared;
+    (void)is_write;
+    (void)where;
+#endif
 }
 
 static struct slot *own_slot(void)
@@ -488,6 +510,9 @@ static void meet_work(struct warp *w)
     struct slot *slots = w->slots[w->set];
 
     switch (w->meeting) {
+    case EMULATOR_WARP_SYNC:
+        w->n_syncs++;
+        break;
     case EMULATOR_BALLOT:
         ballot(slots);
         break;
@@ -534,6 +559,7 @@ void emulator_load_matrix(enum emulator_meeting kind, uint32_t r[4], const void 
     struct slot *slot = own_slot();
 
     need_aligned(row, "load_matrix's row");
+    touch(row, false, __builtin_return_address(0));
     slot->row = row;
     meet(kind);
     memcpy(r, &slot->out, 16);
@@ -551,6 +577,7 @@ void emulator_copy16_async(void *shared, const void *global, bool is_valid)
     if (is_valid) {
         need_aligned(global, "copy16_async's source");
     }
+    touch(shared, true, __builtin_return_address(0));
     if (run.launch->sm < 80) {
         memcpy(shared, is_valid ? global : (const char[16]){0}, 16);
         return;
@@ -579,12 +606,39 @@ void emulator_copy_wait(unsigned n_groups)
         struct copy *c = &self->copies[i];
 
         if (c->group < self->group && self->group - c->group > n_groups) {
+            touch(c->to, true, __builtin_return_address(0));
             memcpy(c->to, c->data, 16);
         } else {
             self->copies[kept++] = *c;
         }
     }
     self->n_copies = kept;
+}
+
+/* ---- atomics: one thread at a time runs anyway ---- */
+
+int32_t emulator_atomic_add(int32_t *p, int32_t v)
+{
+    int32_t old = *p;
+
+    *p = (int32_t)((uint32_t)old + (uint32_t)v);
+    return old;
+}
+
+int32_t emulator_atomic_min(int32_t *p, int32_t v)
+{
+    int32_t old = *p;
+
+    *p = v < old ? v : old;
+    return old;
+}
+
+uint32_t emulator_atomic_max_u32(uint32_t *p, uint32_t v)
+{
+    uint32_t old = *p;
+
+    *p = v > old ? v : old;
+    return old;
 }
 
 /* ---- blocks ---- */
@@ -685,12 +739,18 @@ static void run_block(unsigned char *shared, size_t n_bytes)
     ASAN_POISON_MEMORY_REGION(shared + n_bytes, RED_ZONE_BYTES);
     emulator_dynamic_shared = shared;
     block_begin();
+    if (!races_block(shared, n_bytes)) {
+        fault_place();
+        say(": no memory to watch its shared memory");
+        return;
+    }
     take_turn(thread_at(run.warp_at[0], 0));
     fiber_switch(&run.outside, &run.now->fiber);
     check_red_zone(shared, n_bytes);
     if (!run.has_failed && !run.has_waited) {
         fault_place();
-        say(": a block returned without depend_wait(); the next kernel could overtake the one before");
+        say(": a block returned without depend_wait(); the next kernel could overtake the one "
+            "before");
     }
 }
 

@@ -79,6 +79,11 @@ uint32_t emulator_ballot(bool p);
 void emulator_mma(enum emulator_meeting kind, void *d, const uint32_t a[4], const uint32_t b[2]);
 void emulator_load_matrix(enum emulator_meeting kind, uint32_t r[4], const void *row);
 
+/* Not in device.h, where the compiler would watch them as it does other accesses (emulator_races.h). */
+int32_t emulator_atomic_add(int32_t *p, int32_t v);
+int32_t emulator_atomic_min(int32_t *p, int32_t v);
+uint32_t emulator_atomic_max_u32(uint32_t *p, uint32_t v);
+
 void emulator_copy16_async(void *shared, const void *global, bool is_valid);
 void emulator_copy_commit(void);
 void emulator_copy_wait(unsigned n_groups);

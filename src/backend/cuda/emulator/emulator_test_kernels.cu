@@ -161,3 +161,60 @@ KERNEL(emulator_test_faults, emulator_test_args, 64, 1)
         break;
     }
 }
+
+/* Threads that meet in shared memory; modes 1 to 3 without the barrier that they need. */
+KERNEL(emulator_test_races, emulator_test_args, 64, 1)
+{
+    DYNAMIC_SHARED(uint32_t, shared);
+    SHARED int32_t count;
+    uint32_t t = threadIdx.x, sum = 0;
+
+    depend_launch();
+    depend_wait();
+    switch (a.mode) {
+    case 0: /* the warp's own words, in order */
+        shared[t] = t;
+        warp_sync();
+        sum = shared[t ^ 1];
+        warp_sync();
+        shared[t ^ 2] = sum;
+        break;
+    case 1: /* written before the other lane has read */
+        shared[t] = t;
+        warp_sync();
+        sum = shared[t ^ 1];
+        shared[t ^ 2] = sum;
+        break;
+    case 2: /* a shuffle orders no memory */
+        shared[t] = t;
+        sum = shuffle(t, 0);
+        sum += shared[t ^ 1];
+        break;
+    case 3: /* the other warp */
+        shared[t] = t;
+        block_sync();
+        sum = shared[0] + shared[63];
+        warp_sync();
+        if (t == 0) {
+            shared[63] = sum;
+        }
+        break;
+    case 4:
+        shared[t] = t;
+        block_sync();
+        sum = shared[63 - t];
+        block_sync();
+        shared[t] = sum;
+        break;
+    default: /* atomics are in order */
+        if (t == 0) {
+            count = 0;
+        }
+        block_sync();
+        atomic_add(&count, 1);
+        block_sync();
+        sum = (uint32_t)count;
+        break;
+    }
+    ((uint32_t *)a.out)[t] = sum;
+}
