@@ -65,6 +65,7 @@ static const struct symbol symbols[] = {
     SYMBOL("cuFuncSetAttribute", func_set_attribute),
     SYMBOL("cuLaunchKernelEx", launch_kernel_ex),
     OPTIONAL("cuDeviceGetPCIBusId", device_get_pci_bus_id),
+    OPTIONAL("cuFuncLoad", func_load), /* 12.4 */
 };
 
 struct cuda_driver *cuda_driver_open_from(const char *library, struct error *err)

@@ -103,7 +103,9 @@ struct cuda_driver {
     CUresult (*func_set_attribute)(CUfunction f, int attribute, int value);
     CUresult (*launch_kernel_ex)(const struct cuda_launch_config *config, CUfunction f,
                                  void **params, void **extra);
-    CUresult (*device_get_pci_bus_id)(char *id, int n, CUdevice device); /* may be NULL */
+    /* Not in every driver: NULL then. */
+    CUresult (*device_get_pci_bus_id)(char *id, int n, CUdevice device);
+    CUresult (*func_load)(CUfunction f);
 };
 
 /* A table of libcuda.so.1's functions; NULL with ERR_UNSUPPORTED and why. _from: of another library, for

@@ -123,7 +123,7 @@ enum status cuda_run_step(struct cuda_backend *be, const struct state_pools *sta
     }
     if (memcmp(&own->graph_pools, state, sizeof *state) != 0) {
         cuda_graphs_free(be);
-        own->graph_pools = *state;
+        memcpy(&own->graph_pools, state, sizeof *state); /* as it is compared */
     }
     g = graph_find(own, &key);
     if (!g) {

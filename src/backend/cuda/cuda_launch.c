@@ -155,6 +155,9 @@ static enum status find_function(struct cuda_backend *be, CUfunction *out, const
     for (size_t i = 0; i < be->own->n_modules; i++) {
         CUresult r = be->drv->module_get_function(out, be->own->modules[i], name);
 
+        if (r == CUDA_SUCCESS_ && be->drv->func_load) {
+            r = be->drv->func_load(*out); /* else its code may be fetched at the first launch */
+        }
         if (r != CUDA_ERROR_NOT_FOUND_) {
             return cuda_result(be, r, err, "finding the kernel '%s'", name);
         }
