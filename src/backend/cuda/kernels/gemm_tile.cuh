@@ -34,6 +34,8 @@ struct gemm_shape {
                                                        : GEMM_K * 2;
     static constexpr int X_BYTES = GEMM_K * 2;
     static constexpr int STAGE_BYTES = ROWS * X_BYTES + COLS * W_BYTES;
+    /* Inputs are read one step ahead, unless registers are few and other warps many. */
+    static constexpr bool READS_AHEAD = !(IS_QUANT && ROWS == 64);
     static_assert(MT >= 1 && NT >= 2 && NT % 2 == 0, "a warp reads weights in pairs of tiles");
 };
 
@@ -502,7 +504,9 @@ DEVICE void gemm_tile(float sum[S::MT][S::NT][4], unsigned char *shared,
         copy_commit();
     }
     gemm_wait<S>(t);
-    gemm_load_x<S>(x[0], shared, row0, 0);
+    if constexpr (S::READS_AHEAD) {
+        gemm_load_x<S>(x[0], shared, row0, 0);
+    }
     if constexpr (S::IS_QUANT) {
         gemm_load_raw<S>(raw, shared + S::ROWS * S::X_BYTES, col0);
     } else {
@@ -513,6 +517,9 @@ DEVICE void gemm_tile(float sum[S::MT][S::NT][4], unsigned char *shared,
 
         UNROLL
         for (int s = 0; s < STEPS; s++) {
+            if constexpr (!S::READS_AHEAD) {
+                gemm_load_x<S>(x[s % 2], shared + buffer * S::STAGE_BYTES, row0, s);
+            }
             if constexpr (S::IS_QUANT) {
                 UNROLL
                 for (int n = 0; n < S::NT; n++) {
@@ -534,7 +541,9 @@ DEVICE void gemm_tile(float sum[S::MT][S::NT][4], unsigned char *shared,
             if (s < STEPS - 1 || !is_last) {
                 const unsigned char *stage = shared + buffer * S::STAGE_BYTES;
 
-                gemm_load_x<S>(x[(s + 1) % 2], stage, row0, (s + 1) % STEPS);
+                if constexpr (S::READS_AHEAD) {
+                    gemm_load_x<S>(x[(s + 1) % 2], stage, row0, (s + 1) % STEPS);
+                }
                 if constexpr (!S::IS_QUANT) {
                     gemm_load_w<S>(w[(s + 1) % 2], stage + S::ROWS * S::X_BYTES, col0,
                                    (s + 1) % STEPS);
