@@ -85,22 +85,16 @@ template <bool IS_F16> DEVICE uint32_t sub_pair(uint32_t a, uint32_t b)
 /* The upper halves of two float32 words: bfloat16 values, if the lower halves are zero. */
 DEVICE uint32_t upper_pair(float low, float high)
 {
-    return f32_bits(low) >> 16 | (f32_bits(high) & 0xffff0000u);
+    return __byte_perm(f32_bits(low), f32_bits(high), 0x7632);
 }
 
 DEVICE void split_f16_pair(uint32_t *high, uint32_t *low, uint32_t pair)
 {
-    uint16_t h[2], l[2];
+    float v0 = f16_to_f32((uint16_t)pair), v1 = f16_to_f32((uint16_t)(pair >> 16));
+    uint32_t h = bf16_pair_from_f32(v0, v1);
 
-    UNROLL
-    for (int i = 0; i < 2; i++) {
-        float v = f16_to_f32((uint16_t)(pair >> 16 * i));
-
-        h[i] = bf16_from_f32(v);
-        l[i] = bf16_from_f32(v - bf16_to_f32(h[i]));
-    }
-    *high = pack16(h[0], h[1]);
-    *low = pack16(l[0], l[1]);
+    *high = h;
+    *low = bf16_pair_from_f32(v0 - f32_from_bits(h << 16), v1 - f32_from_bits(h & 0xffff0000u));
 }
 
 /* --- stages --- */
@@ -113,7 +107,8 @@ template <int BYTES> DEVICE int gemm_swizzle(int row, int c)
     return (c ^ (row / ROWS_APART & (PIECES - 1))) * 16;
 }
 
-/* Start copying what stage `stage` needs of ROWS rows that are `stride` bytes apart. k: the first input. */
+/* Start copying BYTES bytes of each of ROWS rows that are `stride` bytes apart; n_rows of them are there, and
+ * n_bytes of each. */
 template <int ROWS, int BYTES>
 DEVICE void gemm_copy_rows(unsigned char *to, const uint8_t *from, size_t stride, int n_rows,
                            int n_bytes)
@@ -270,7 +265,7 @@ DEVICE void gemm_unpack(uint32_t w[2], const uint32_t raw[4], uint32_t zero, int
 
         UNROLL
         for (int i = 0; i < 4; i++) {
-            q[i] = f32_from_bits((raw[s] >> 8 * i & 0xffu) | 0x4b000000u) - z;
+            q[i] = f32_from_bits(__byte_perm(raw[s], 0x4b000000u, 0x7650 + i)) - z;
         }
         w[0] = upper_pair(q[0], q[2]);
         w[1] = upper_pair(q[1], q[3]);
@@ -300,6 +295,9 @@ DEVICE void gemm_multiply(float d[S::MT][S::NT][4], const uint32_t x[S::MT][4],
             UNROLL
             for (int m = 0; m < S::MT; m++) {
                 gemm_mma<false>(d[m][n], x[m], low);
+            }
+            UNROLL
+            for (int m = 0; m < S::MT; m++) {
                 gemm_mma<false>(d[m][n], x[m], high);
             }
         } else {
@@ -318,8 +316,6 @@ template <class S> struct gemm_group {
     int block, n_blocks; /* of 32 inputs, in the plane */
     int left;            /* blocks of the group to come */
     int group;
-    int scale_at[S::NT],
-        zero_at[S::NT]; /* group 0 of the thread's first column; its zero's column */
     uint32_t scale[S::NT][2], zero[S::NT], next_zero[S::NT];
 };
 
