@@ -384,7 +384,7 @@ static void real_sizes_agree(void **state)
     (void)state;
     cuda_pair_open(&p);
     for (size_t i = 0; !p.is_emulated && i < 8 * 3; i++) {
-        for (size_t n_rows = 1; n_rows <= ROWS_MAX; n_rows *= 2) {
+        for (size_t n_rows = 1; n_rows <= ROWS_MAX; n_rows *= 4) {
             struct job j = one_part(&forms[kinds[i % 3]], n_rows == 4 ? DTYPE_F32 : DTYPE_BF16,
                                     n_rows, shapes[i / 3][0], shapes[i / 3][1]);
 

@@ -122,20 +122,37 @@ template <int N> DEVICE float warp_sums(float v[N])
 template <enum gemv_kind KIND, int R, int WARPS>
 DEVICE void stage_inputs(float *shared, const struct linear_args *a, const float *x, int n_rows)
 {
-    enum { QUADS = chunk_inputs(KIND) / 4, AT_ONCE = R == 4 ? 4 : R == 1 ? 1 : 2 };
+    enum { QUADS = chunk_inputs(KIND) / 4, THREADS = WARP * WARPS };
+    enum {
+        ROWS_AT_ONCE = R == 4   ? 4
+                       : R == 1 ? 1
+                                : 2,
+        AT_ONCE = R > 2                          ? 1
+                  : R == 2 || is_quantised(KIND) ? 2
+                                                 : 4
+    };
 
     ROLLED
-    for (int q = (int)threadIdx.x; q < a->x_stride / 4; q += WARP * WARPS) {
-        int lane = q / QUADS % WARP, at = (q / (QUADS * WARP) * QUADS + q % QUADS) * WARP + lane;
-
+    for (int q0 = (int)threadIdx.x; q0 < a->x_stride / 4; q0 += AT_ONCE * THREADS) {
         UNROLL
-        for (int r = 0; r < R; r += AT_ONCE) {
-            float4 v[AT_ONCE];
+        for (int r = 0; r < R; r += ROWS_AT_ONCE) {
+            float4 v[AT_ONCE][ROWS_AT_ONCE];
 
-            input_quads<AT_ONCE>(v, a, x, r, n_rows, 4 * q);
             UNROLL
-            for (int i = 0; i < AT_ONCE; i++) {
-                *(float4 *)(shared + (r + i) * a->x_stride + 4 * at) = v[i];
+            for (int s = 0; s < AT_ONCE; s++) {
+                input_quads<ROWS_AT_ONCE>(v[s], a, x, r, n_rows, 4 * (q0 + s * THREADS));
+            }
+            UNROLL
+            for (int s = 0; s < AT_ONCE; s++) {
+                int q = q0 + s * THREADS, lane = q / QUADS % WARP;
+                int at = (q / (QUADS * WARP) * QUADS + q % QUADS) * WARP + lane;
+
+                UNROLL
+                for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                    if (q < a->x_stride / 4) {
+                        *(float4 *)(shared + (r + i) * a->x_stride + 4 * at) = v[s][i];
+                    }
+                }
             }
         }
     }

@@ -176,30 +176,44 @@ template <enum gemv_kind KIND> DEVICE int input_place(int k, int *further)
     return k / STEP * STEP + (in_lane / 8 * LINEAR_LANES_MMA + lane) * 8 + in_lane % 8;
 }
 
+/* Four inputs as two pairs; those of quantised weights are 0 and 2, 1 and 3. */
+template <enum gemv_kind KIND, bool IS_BF16>
+DEVICE void put_inputs(uint16_t *to, int further, float4 v)
+{
+    float second = is_quantised(KIND) ? v.z : v.y, third = is_quantised(KIND) ? v.y : v.z;
+
+    *(uint32_t *)to = IS_BF16 ? bf16_pair_from_f32(v.x, second) : f16_pair_from_f32(v.x, second);
+    *(uint32_t *)(to + further) =
+        IS_BF16 ? bf16_pair_from_f32(third, v.w) : f16_pair_from_f32(third, v.w);
+}
+
 template <enum gemv_kind KIND, bool IS_BF16, int WARPS>
 DEVICE void stage_inputs(uint16_t *shared, const struct linear_args *a, const float *x, int n_rows)
 {
-    enum { AT_ONCE = 2, STEP = chunk_inputs(KIND) * LINEAR_LANES_MMA };
+    enum { ROWS_AT_ONCE = WARPS == LINEAR_WARPS ? 2 : 1, AT_ONCE = 2 };
+    enum { STEP = chunk_inputs(KIND) * LINEAR_LANES_MMA, THREADS = WARP * WARPS };
+    int n = a->n_steps * STEP;
 
     ROLLED
-    for (int r = 0; r < n_rows; r += AT_ONCE) {
+    for (int r = 0; r < n_rows; r += ROWS_AT_ONCE) {
         ROLLED
-        for (int k = 4 * (int)threadIdx.x; k < a->n_steps * STEP; k += 4 * WARP * WARPS) {
-            int further, at = input_place<KIND>(k, &further);
-            float4 v[AT_ONCE];
+        for (int k0 = 4 * (int)threadIdx.x; k0 < n; k0 += 4 * THREADS * AT_ONCE) {
+            float4 v[AT_ONCE][ROWS_AT_ONCE];
 
-            input_quads<AT_ONCE>(v, a, x, r, n_rows, k);
             UNROLL
-            for (int i = 0; i < AT_ONCE; i++) {
-                uint16_t *row = shared + (r + i) * a->x_stride + at;
-                float second = is_quantised(KIND) ? v[i].z : v[i].y;
-                float third = is_quantised(KIND) ? v[i].y : v[i].z;
+            for (int s = 0; s < AT_ONCE; s++) {
+                input_quads<ROWS_AT_ONCE>(v[s], a, x, r, n_rows, k0 + s * 4 * THREADS);
+            }
+            UNROLL
+            for (int s = 0; s < AT_ONCE; s++) {
+                int k = k0 + s * 4 * THREADS, further, at = input_place<KIND>(k, &further);
 
-                if (r + i < n_rows) {
-                    *(uint32_t *)row = IS_BF16 ? bf16_pair_from_f32(v[i].x, second)
-                                               : f16_pair_from_f32(v[i].x, second);
-                    *(uint32_t *)(row + further) = IS_BF16 ? bf16_pair_from_f32(third, v[i].w)
-                                                           : f16_pair_from_f32(third, v[i].w);
+                UNROLL
+                for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                    if (r + i < n_rows && k < n) {
+                        put_inputs<KIND, IS_BF16>(shared + (r + i) * a->x_stride + at, further,
+                                                  v[s][i]);
+                    }
                 }
             }
         }
