@@ -42,7 +42,8 @@ enum attention_kernel {
     SPLIT_F16 = SPLIT_BF16 + N_SPLIT,
     FLASH_BF16 = SPLIT_F16 + N_SPLIT,
     FLASH_F16 = FLASH_BF16 + N_FLASH,
-    ATTENTION_KERNELS = FLASH_F16 + N_FLASH
+    FLASH_F16_256_SMALL = FLASH_F16 + N_FLASH, /* for cards with 64 KB, which have no bfloat16 */
+    ATTENTION_KERNELS
 };
 
 #define NAMES_SPLIT(at, name)                                                                      \
@@ -68,6 +69,7 @@ static const char *const attention_kernels[ATTENTION_KERNELS] = {
     NAMES_SPLIT(SPLIT_F16, "attention_split_f16"),
     NAMES_FLASH(FLASH_BF16, "attention_flash_bf16"),
     NAMES_FLASH(FLASH_F16, "attention_flash_f16"),
+    [FLASH_F16_256_SMALL] = "attention_flash_f16_256_small",
 };
 
 static size_t divide_up(size_t a, size_t b)
@@ -221,30 +223,37 @@ static struct choice choose_short(const struct op_attention *u, enum mma_kernel 
                            SPLIT_LANES, SPLIT_THREADS, split_shared_bytes(u->hd)};
 }
 
+/* The largest tiles that the card has shared memory for. */
 static struct choice choose_long(const struct cuda_backend *be, const struct op_attention *u,
                                  const struct kv_cache *c, enum mma_kernel mma)
 {
     enum attention_kernel first = u->q.round == DTYPE_BF16 ? FLASH_BF16 : FLASH_F16;
-    size_t warps = FLASH_WARPS, tokens = FLASH_TOKENS, bytes;
+    enum mma_kernel large = mma == SAME_256   ? SAME_256_LARGE
+                            : mma == E4M3_256 ? E4M3_256_LARGE
+                            : mma == E5M2_256 ? E5M2_256_LARGE
+                                              : NO_MMA;
+    const struct {
+        bool is_built;
+        enum attention_kernel kernel;
+        size_t warps, tokens;
+    } sizes[] = {
+        {large != NO_MMA, first + (enum attention_kernel)large, FLASH_LARGE_WARPS,
+         FLASH_LARGE_TOKENS},
+        {mma != NO_MMA, first + (enum attention_kernel)mma, FLASH_WARPS, FLASH_TOKENS},
+        {mma == SAME_256 && first == FLASH_F16, FLASH_F16_256_SMALL, FLASH_WARPS,
+         FLASH_SMALL_TOKENS},
+    };
 
-    if (mma == SAME_256 || mma == E4M3_256 || mma == E5M2_256) {
-        bytes = flash_shared_bytes(u->hd, FLASH_LARGE_WARPS, FLASH_LARGE_TOKENS,
-                                   cuda_kv_is_fp8(c->dtype));
-        if (bytes <= be->card.shared_bytes_max) {
-            warps = FLASH_LARGE_WARPS;
-            tokens = FLASH_LARGE_TOKENS;
-            mma = mma == SAME_256   ? SAME_256_LARGE
-                  : mma == E4M3_256 ? E4M3_256_LARGE
-                                    : E5M2_256_LARGE;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        size_t warps = sizes[i].warps;
+        size_t bytes = flash_shared_bytes(u->hd, warps, sizes[i].tokens, cuda_kv_is_fp8(c->dtype));
+
+        if (sizes[i].is_built && bytes <= be->card.shared_bytes_max) {
+            return (struct choice){sizes[i].kernel, 16 * warps, (unsigned)(32 * warps), bytes};
         }
     }
-    bytes = flash_shared_bytes(u->hd, warps, tokens, cuda_kv_is_fp8(c->dtype));
-    if (mma == NO_MMA || bytes > be->card.shared_bytes_max) {
-        return (struct choice){any_kernel(ANY_LONG, u->hd), ANY_LANES, ANY_THREADS,
-                               any_shared_bytes(u->hd)};
-    }
-    return (struct choice){first + (enum attention_kernel)mma, 16 * warps, (unsigned)(32 * warps),
-                           bytes};
+    return (struct choice){any_kernel(ANY_LONG, u->hd), ANY_LANES, ANY_THREADS,
+                           any_shared_bytes(u->hd)};
 }
 
 /* Some short spans' splits, then their joins. */

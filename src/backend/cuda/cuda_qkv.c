@@ -119,11 +119,12 @@ static enum status qkv_run(struct cuda_backend *be, const struct op *op, void *d
     if (rc != OK) {
         return rc;
     }
-    return cuda_launch(be, &cuda_qkv, 0,
-                       (struct cuda_grid){.x = (unsigned)((heads + WARPS - 1) / WARPS),
-                                          .threads = QKV_THREADS,
-                                          .shared_bytes = WARPS * u->hd * sizeof(float)},
-                       &args, err);
+    return cuda_launch(
+        be, &cuda_qkv, 0,
+        (struct cuda_grid){.x = (unsigned)((heads + WARPS - 1) / WARPS),
+                           .threads = QKV_THREADS,
+                           .shared_bytes = WARPS * (u->hd + u->rope_dims) * sizeof(float)},
+        &args, err);
 }
 
 const struct cuda_family cuda_qkv = {

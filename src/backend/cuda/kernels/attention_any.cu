@@ -306,8 +306,17 @@ KERNEL(attention_join, attention_args, JOIN_THREADS, 1)
         const float *v = a.partial + place * (size_t)a.hd + (size_t)me;
         float acc = 0;
 
-        for (int i = 0; i < n_splits; i++) {
-            acc += weight[i] * v[(size_t)i * (size_t)a.hd];
+        for (int i = 0; i < n_splits; i += 8) {
+            float part_of[8];
+
+            UNROLL
+            for (int j = 0; j < 8; j++) {
+                part_of[j] = i + j < n_splits ? v[(size_t)(i + j) * (size_t)a.hd] : 0.0f;
+            }
+            UNROLL
+            for (int j = 0; j < 8; j++) {
+                acc += i + j < n_splits ? weight[i + j] * part_of[j] : 0.0f;
+            }
         }
         acc /= sum;
         if (a.is_gated) {

@@ -29,9 +29,10 @@ enum {
     SPLIT_P_STRIDE =
         20, /* floats of 16 tokens' weights in shared memory: spreads them over banks */
 
-    FLASH_WARPS = 4,       /* of a block of attention_flash, each with 16 lanes */
-    FLASH_TOKENS = 32,     /* of a tile */
-    FLASH_LARGE_WARPS = 8, /* the same where a block may have 192 KB of shared memory */
+    FLASH_WARPS = 4,         /* of a block of attention_flash, each with 16 lanes */
+    FLASH_TOKENS = 32,       /* of a tile */
+    FLASH_SMALL_TOKENS = 16, /* for heads of 256 where a block has 64 KB */
+    FLASH_LARGE_WARPS = 8,   /* the same where a block may have 192 KB of shared memory */
     FLASH_LARGE_TOKENS = 64,
 
     JOIN_THREADS = 256, /* one per column of a head */

@@ -360,33 +360,18 @@ DEVICE void split_store(const struct attention_args *a, const struct attention_t
 }
 
 template <enum dtype ACT, enum dtype KV, int HD>
-DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
+DEVICE void split_init(const struct attention_args *a, const struct attention_tile *t,
+                       struct split_state<ACT, KV, HD> *st)
 {
     using S = split_shape<ACT, KV, HD>;
-    int warp = (int)threadIdx.x / WARP, part = (int)threadIdx.x % 4;
-    int span = (int)blockIdx.z / ceil_div(a->rows_each * a->group, SPLIT_LANES);
-    struct split_shared s = split_shared_cut<HD>(shared);
-    struct attention_tile t;
 
-    if (!attention_short_tile(a, SPLIT_LANES, (int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z,
-                              &t)) {
-        return;
-    }
-    float *p = s.p + warp * SPLIT_LANES * SPLIT_P_STRIDE;
-    int token = t.token + 16 * warp;
-    struct split_keys<ACT, KV, HD> k;
-    struct split_values<ACT, KV, HD> v;
-    struct split_state<ACT, KV, HD> st;
-
-    if (token < t.token_end) {
-        split_load_keys<ACT, KV, HD>(a, &t, token, &k);
-    }
-    split_load_queries<ACT, KV, HD>(a, &t, &s);
     UNROLL
     for (int j = 0; j < 2; j++) {
-        st.max[j] = -INFINITY;
-        st.sum[j] = 0;
-        st.visible[j] = smaller(attention_visible(a, &t, t.lane + 2 * part + j), t.token_end);
+        int lane = t->lane + (int)threadIdx.x % 4 * 2 + j;
+
+        st->max[j] = -INFINITY;
+        st->sum[j] = 0;
+        st->visible[j] = smaller(attention_visible(a, t, lane), t->token_end);
     }
     UNROLL
     for (int c = 0; c < S::VALUES; c++) {
@@ -394,23 +379,58 @@ DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
         for (int i = 0; i < S::UNIT / 2; i++) {
             UNROLL
             for (int j = 0; j < 4; j++) {
-                st.acc[c][i][j] = 0;
+                st->acc[c][i][j] = 0;
             }
         }
     }
+}
+
+/* The tables and what tokens before this step left in the cache are older than every kernel that may
+ * still run, so the first strip is fetched before depend_wait() unless it has rows of this step. */
+template <enum dtype ACT, enum dtype KV, int HD>
+DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
+{
+    int warp = (int)threadIdx.x / WARP, token;
+    int span = (int)blockIdx.z / ceil_div(a->rows_each * a->group, SPLIT_LANES);
+    struct split_shared s = split_shared_cut<HD>(shared);
+    struct attention_tile t;
+    struct split_keys<ACT, KV, HD> k;
+    struct split_values<ACT, KV, HD> v;
+    struct split_state<ACT, KV, HD> st;
+    float *p = s.p + warp * SPLIT_LANES * SPLIT_P_STRIDE;
+
+    if (!attention_short_tile(a, SPLIT_LANES, (int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z,
+                              &t)) {
+        depend_wait(); /* who waits for this kernel relies on the ones before it too */
+        return;
+    }
+    token = t.token + 16 * warp;
+    if (token + 16 > t.span.position) {
+        depend_wait();
+    }
+    if (token < t.token_end) {
+        split_load_keys<ACT, KV, HD>(a, &t, token, &k);
+        split_load_values<ACT, KV, HD>(a, &t, token, &v);
+    }
+    split_init<ACT, KV, HD>(a, &t, &st);
+    depend_wait();
+    split_load_queries<ACT, KV, HD>(a, &t, &s);
     block_sync();
     for (; token < t.token_end; token += ATTENTION_PAGE) {
+        int next = token + ATTENTION_PAGE;
         float score[4], k_scale[2] = {k.scale[0], k.scale[1]};
 
-        split_load_values<ACT, KV, HD>(a, &t, token, &v);
         split_scores<ACT, KV, HD>(&k, s.q, score);
-        if (token + ATTENTION_PAGE < t.token_end) {
-            split_load_keys<ACT, KV, HD>(a, &t, token + ATTENTION_PAGE, &k);
+        if (next < t.token_end) {
+            split_load_keys<ACT, KV, HD>(a, &t, next, &k);
         }
         split_softmax<ACT, KV, HD>(a, &st, score, token, k_scale, v.scale, p);
         warp_sync();
         split_weigh<ACT, KV, HD>(&st, &v, p);
         warp_sync();
+        if (next < t.token_end) {
+            split_load_values<ACT, KV, HD>(a, &t, next, &v);
+        }
     }
     split_store<ACT, KV, HD>(a, &t, span, &st, &s);
 }
@@ -420,7 +440,6 @@ DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
     {                                                                                              \
         DYNAMIC_SHARED(unsigned char, shared);                                                     \
         depend_launch();                                                                           \
-        depend_wait();                                                                             \
         split_attend<ACT, KV, HD>(&a, shared);                                                     \
     }
 

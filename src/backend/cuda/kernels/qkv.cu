@@ -11,9 +11,21 @@
 
 static constexpr float E4M3_MAX = 448.0f, E5M2_MAX = 57344.0f, NORMAL_MIN = 0x1p-126f;
 
-/* x [hd] becomes x * rsqrt(mean(x^2) + eps) * weight, then rotated; all threads of the warp. */
+/* turn [2 half]: cosines and sines of a position. */
+DEVICE void qkv_angles(const struct qkv_args *a, float *turn, int position)
+{
+    for (int i = (int)threadIdx.x % WARP; i < a->half; i += WARP) {
+        float s, c;
+
+        sincos_f32((float)position * a->inv_freq[i], &s, &c);
+        turn[i] = c * a->rope_scale;
+        turn[a->half + i] = s * a->rope_scale;
+    }
+}
+
+/* x [hd] = in * rsqrt(mean(in^2) + eps) * weight, rotated; all threads of the warp. */
 DEVICE void norm_and_rotate(const struct qkv_args *a, float *x, const float *in,
-                            const float *weight, int position)
+                            const float *weight, const float *turn)
 {
     int me = (int)threadIdx.x % WARP;
     float sum = 0, inverse;
@@ -30,11 +42,8 @@ DEVICE void norm_and_rotate(const struct qkv_args *a, float *x, const float *in,
     }
     warp_sync();
     for (int i = me; i < a->half; i += WARP) {
-        float low = x[i], high = x[i + a->half], s, c;
+        float low = x[i], high = x[i + a->half], c = turn[i], s = turn[a->half + i];
 
-        sincos_f32((float)position * a->inv_freq[i], &s, &c);
-        s *= a->rope_scale;
-        c *= a->rope_scale;
         x[i] = low * c - high * s;
         x[i + a->half] = high * c + low * s;
     }
@@ -73,32 +82,35 @@ DEVICE void store_row(const struct qkv_args *a, uint8_t *rows, float *scales, si
 
 KERNEL(qkv, qkv_args, QKV_THREADS, 1)
 {
-    DYNAMIC_SHARED(float, shared); /* [QKV_THREADS / WARP][hd] */
+    DYNAMIC_SHARED(float, shared); /* [warps][hd + 2 half]: the head and its angles */
     int warp = (int)threadIdx.x / WARP, me = (int)threadIdx.x % WARP;
     int heads = a.nq + 2 * a.nkv;
-
-    depend_launch();
-    depend_wait();
     long long item = (long long)blockIdx.x * (QKV_THREADS / WARP) + warp;
     int row = (int)(item / heads), head = (int)(item % heads);
+    float *x = shared + warp * (a.hd + 2 * a.half), *turn = x + a.hd;
+    bool is_there = row < a.view.counts[STEP_ROWS], is_key = head < a.nq + a.nkv;
+    int position = 0;
 
-    if (row >= a.view.counts[STEP_ROWS]) {
+    depend_launch();
+    if (is_there) { /* the step's tables are older than any kernel before */
+        position = a.view.row_position[row];
+        if (is_key) {
+            qkv_angles(&a, turn, position);
+        }
+    }
+    depend_wait();
+    if (!is_there) {
         return;
     }
-    float *x = shared + warp * a.hd;
-    int position = a.view.row_position[row];
-
     if (head < a.nq) {
-        float *q = a.q + (size_t)row * (size_t)a.nq * (size_t)a.q_stride +
-                   (size_t)head * (size_t)a.q_stride;
+        float *q = a.q + ((size_t)row * (size_t)a.nq + (size_t)head) * (size_t)a.q_stride;
 
-        norm_and_rotate(&a, x, q, a.q_norm, position);
+        norm_and_rotate(&a, x, q, a.q_norm, turn);
         for (int i = me; i < a.hd; i += WARP) {
             q[i] = round_f32(a.q_round, x[i]);
         }
         return;
     }
-    bool is_key = head < a.nq + a.nkv;
     int kv_head = is_key ? head - a.nq : head - a.nq - a.nkv;
     size_t from = ((size_t)row * (size_t)a.nkv + (size_t)kv_head) * (size_t)a.hd;
     const struct step_span *span = a.view.spans + a.view.row_span[row];
@@ -107,7 +119,7 @@ KERNEL(qkv, qkv_args, QKV_THREADS, 1)
                 (size_t)(position % ATTENTION_PAGE);
 
     if (is_key) {
-        norm_and_rotate(&a, x, a.k + from, a.k_norm, position);
+        norm_and_rotate(&a, x, a.k + from, a.k_norm, turn);
         store_row(&a, a.cache.k, a.cache.k_scale, at, x, a.k_round);
     } else {
         store_row(&a, a.cache.v, a.cache.v_scale, at, a.v + from, DTYPE_F32);
