@@ -52,16 +52,15 @@ static unsigned n_terms(const struct op_delta *u)
     return u->qkv.round == DTYPE_BF16 ? 1 : u->qkv.round == DTYPE_F16 ? 2 : 3;
 }
 
-static size_t scan_shared_bytes(const struct op_delta *u)
+static size_t scan_shared_bytes(const struct op_delta *u, unsigned key_buffers)
 {
-    return DELTA_SCAN_FIXED + n_terms(u) * DELTA_SCAN_PER_TERM;
+    return DELTA_SCAN_FIXED + n_terms(u) * (1 + key_buffers) * DELTA_SHARED_PER_TERM;
 }
 
 static bool has_chunks(const struct cuda_backend *be, const struct op_delta *u)
 {
     return has_fast_heads(u) && be->card.sm >= SM_BF16 &&
-           be->card.shared_bytes_max >= DELTA_PREPARE_SHARED + 2048 &&
-           be->card.shared_bytes_max >= scan_shared_bytes(u);
+           be->card.shared_bytes_max >= scan_shared_bytes(u, 1);
 }
 
 static enum status delta_check(struct cuda_backend *be, struct op *op, struct error *err)
@@ -170,6 +169,7 @@ static struct delta_args delta_args(struct cuda_backend *be, const struct op_del
     args.state = state->recurrent + u->gdn_layer * layer_bytes;
     if (has_chunks(be, u) && u->chunk_min < INT32_MAX) {
         args.chunk_min = (int32_t)u->chunk_min;
+        args.key_buffers = be->card.shared_bytes_max >= scan_shared_bytes(u, 2) ? 2 : 1;
         if (be->rows_max >= u->chunk_min) {
             scratch_cut(&args, be->scratch, u, be->rows_max);
         }
@@ -204,11 +204,12 @@ static enum status run_chunks(struct cuda_backend *be, const struct op_delta *u,
     struct cuda_grid prepare = {.x = (unsigned)u->nk,
                                 .y = (unsigned)windows,
                                 .threads = DELTA_THREADS,
-                                .shared_bytes = DELTA_PREPARE_SHARED};
+                                .shared_bytes =
+                                    DELTA_PREPARE_FIXED + n_terms(u) * 2 * DELTA_SHARED_PER_TERM};
     struct cuda_grid scan = {.x = (unsigned)(u->nv * (DELTA_DIM / DELTA_SLICE)),
                              .y = (unsigned)shape->n_spans,
                              .threads = DELTA_SCAN_THREADS,
-                             .shared_bytes = scan_shared_bytes(u)};
+                             .shared_bytes = scan_shared_bytes(u, (unsigned)args->key_buffers)};
     struct cuda_grid norm = {.x = (unsigned)shape->n_rows,
                              .y = (unsigned)((u->nv + DELTA_NORM_HEADS - 1) / DELTA_NORM_HEADS),
                              .threads = DELTA_THREADS};

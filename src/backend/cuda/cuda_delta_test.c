@@ -182,9 +182,9 @@ static void data_mirror(struct cuda_pair *p, const struct delta_data *d, const s
     cuda_pair_mirror(p, d->out, (d->rows + 1) * d->values * sizeof(float));
 }
 
-static void run_case(struct cuda_pair *p, const struct delta_case *c)
+static void run_case(struct cuda_pair *p, const struct delta_case *c, const char *kernel)
 {
-    uint64_t seed = 21 + (uint64_t)(c - CASES);
+    uint64_t seed = 21 + c->n_rows[0];
     struct delta_data d;
     char name[CUDA_PAIR_NAME], group[CUDA_PAIR_NAME];
 
@@ -193,6 +193,9 @@ static void run_case(struct cuda_pair *p, const struct delta_case *c)
              c->dv, c->n_rows[0], c->n_rows[1], c->n_rows[2]);
     data_mirror(p, &d, c);
     cuda_pair_run(p, &d.op, &d.step.step, &d.pools);
+    if (kernel) {
+        assert_string_equal(d.op.kernel, kernel);
+    }
     cuda_pair_expect(p, c->group, name, DTYPE_F32, d.out, (d.rows + 1) * d.values,
                      cuda_tolerance(c->round, 1e-5));
     snprintf(group, sizeof group, "%s: state", c->group);
@@ -210,31 +213,43 @@ static void test_against_cpu(void **state)
     cuda_pair_open(&p);
     for (size_t i = 0; i < N_CASES; i++) {
         if (!CASES[i].is_large || !p.is_emulated) {
-            run_case(&p, &CASES[i]);
+            run_case(&p, &CASES[i],
+                     p.sm != 90           ? NULL
+                     : CASES[i].dk == 128 ? "delta chunked cuda"
+                                          : "delta any cuda");
         }
     }
     cuda_pair_close(&p);
 }
 
-/* A card without bfloat16 matrix units takes long spans row by row. */
-static void test_old_card(void **state)
+/* A card without bfloat16 matrix units takes long spans row by row, one with little shared memory has one
+ * place for a chunk's keys, or none for float16 in chunks. */
+static void test_other_cards(void **state)
 {
-    static const struct delta_case c = {"sm_75", 1,         2,         128,   128, {20, 1},
-                                        16,      DTYPE_F16, DTYPE_F32, false, 0};
-    uint64_t seed = 5;
-    struct delta_data d;
-    struct cuda_pair p;
+    static const struct {
+        int sm;
+        const char *kernel;
+        struct delta_case c;
+    } cards[] = {
+        {75,
+         "delta recurrent cuda",
+         {"sm_75", 1, 2, 128, 128, {20, 1}, 16, DTYPE_F16, DTYPE_F32, false, 0}},
+        {86,
+         "delta chunked cuda",
+         {"sm_86", 1, 1, 128, 128, {130, 1}, 16, DTYPE_BF16, DTYPE_F32, false, 0}},
+        {86,
+         "delta recurrent cuda",
+         {"sm_86 f16", 1, 1, 128, 128, {20, 1}, 16, DTYPE_F16, DTYPE_F32, false, 0}},
+    };
 
     (void)state;
-    cuda_pair_open_sm(&p, 75);
-    data_make(&d, &c, &seed);
-    data_mirror(&p, &d, &c);
-    cuda_pair_run(&p, &d.op, &d.step.step, &d.pools);
-    assert_string_equal(d.op.kernel, "delta recurrent cuda");
-    cuda_pair_expect(&p, c.group, "20 and 1 rows", DTYPE_F32, d.out, d.rows * d.values,
-                     cuda_tolerance(c.round, 1e-5));
-    cuda_pair_close(&p);
-    data_release(&d);
+    for (size_t i = 0; i < sizeof cards / sizeof cards[0]; i++) {
+        struct cuda_pair p;
+
+        cuda_pair_open_sm(&p, cards[i].sm);
+        run_case(&p, &cards[i].c, cards[i].kernel);
+        cuda_pair_close(&p);
+    }
 }
 
 /* A span cut at a multiple of 64 gives the same bits as the whole. */
@@ -360,7 +375,7 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_cpu), cmocka_unit_test(test_old_card),
+        cmocka_unit_test(test_against_cpu), cmocka_unit_test(test_other_cards),
         cmocka_unit_test(test_cuts),        cmocka_unit_test(test_broken_inputs),
         cmocka_unit_test(test_refusals),
     };

@@ -31,9 +31,9 @@ enum {
 
     /* Rows in shared memory are longer than their contents by 16 bytes, so that the same columns of
      * eight rows lie in different banks. */
-    DELTA_ROW = DELTA_DIM + 4,     /* floats: queries, keys */
-    DELTA_PLANE = DELTA_DIM + 8,   /* bfloat16: terms of queries, keys */
-    DELTA_SQUARE = DELTA_CHUNK + 4 /* floats: P and T, see delta_chunk.cuh */
+    DELTA_PLANE = DELTA_DIM + 8,    /* bfloat16: terms of queries, keys */
+    DELTA_VALUES = DELTA_SLICE + 4, /* floats: the slice of values */
+    DELTA_SQUARE = DELTA_CHUNK + 4  /* floats: P and T, see delta_chunk.cuh */
 };
 
 /* Per row and value head, with beta, the sum G of the gates up to the row, and the inverse norms. */
@@ -54,17 +54,20 @@ struct delta_args {
     float *square, *factors, *fade;
     uint16_t *planes;
     int32_t nk, nv, dk, dv, chunk_min;
-    int32_t columns; /* delta_any: of the state in hand at a time */
+    int32_t columns;     /* delta_any: of the state in hand at a time */
+    int32_t key_buffers; /* delta_scan: 1 or 2 places for a chunk's keys */
     float eps;
     enum dtype state_dtype, round; /* F32 or BF16; of the output */
 };
 
-/* Bytes of dynamic shared memory. */
+/* Bytes of dynamic shared memory of delta_prepare and delta_scan, and of a term of
+ * a chunk's queries or keys. */
 enum {
-    DELTA_PREPARE_SHARED = (2 * DELTA_CHUNK * DELTA_ROW + DELTA_CHUNK * DELTA_SQUARE) * 4,
+    DELTA_PREPARE_FIXED = DELTA_CHUNK * DELTA_SQUARE * 4,
     DELTA_SCAN_FRAGMENTS = (2 * (8 + 4) * 3) * 512, /* of 2 warps: state 8, R 4, three terms each */
-    DELTA_SCAN_FIXED = DELTA_CHUNK * (DELTA_SQUARE + DELTA_FACTORS) * 4 + DELTA_SCAN_FRAGMENTS,
-    DELTA_SCAN_PER_TERM = 2 * DELTA_CHUNK * DELTA_PLANE * 2
+    DELTA_SCAN_FIXED =
+        DELTA_CHUNK * (DELTA_SQUARE + DELTA_FACTORS + DELTA_VALUES) * 4 + DELTA_SCAN_FRAGMENTS,
+    DELTA_SHARED_PER_TERM = DELTA_CHUNK * DELTA_PLANE * 2
 };
 
 #endif

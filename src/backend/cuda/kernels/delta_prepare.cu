@@ -23,7 +23,13 @@
 #include "backend/cuda/kernels/delta.cuh"
 #include "backend/cuda/kernels/mma.cuh"
 
-enum { TILE = 4, SIDE = DELTA_CHUNK / TILE, BLOCK = 16, N_BLOCKS = DELTA_CHUNK / BLOCK };
+enum {
+    STRIPS = DELTA_CHUNK / 16, /* of 16 rows, a warp has one and half its columns */
+    TILES = DELTA_CHUNK / 8 * STRIPS / (DELTA_THREADS / WARP), /* of 8 columns that a warp has */
+    PLANE = DELTA_CHUNK * DELTA_PLANE,
+    BLOCK = 16,
+    N_BLOCKS = DELTA_CHUNK / BLOCK
+};
 
 struct prepare_shared {
     float high[DELTA_CHUNK], low[DELTA_CHUNK]; /* G */
@@ -52,92 +58,92 @@ DEVICE int chunk_find(const struct delta_args &a, int row, int end, int *n)
     return end;
 }
 
-/* Rows of queries and keys to shared memory, zeros after the n-th, and their terms to the planes. */
+/* Rows of queries and keys as terms, to shared memory (zeros after the n-th row) and to the scratch; and
+ * their norms. A warp has a row at a time. */
 template <int TERMS>
-DEVICE void prepare_load(const struct delta_args &a, int row0, int n, int key_head, float *shared)
+DEVICE void prepare_load(const struct delta_args &a, int row0, int n, int key_head,
+                         uint16_t *planes, struct prepare_shared *s)
 {
-    enum { QUADS = DELTA_DIM / 4 };
-    int cols = 2 * a.nk * DELTA_DIM + a.nv * DELTA_DIM;
+    size_t cols = (size_t)(2 * a.nk + a.nv) * DELTA_DIM;
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
 
-    for (int e = (int)threadIdx.x; e < 2 * DELTA_CHUNK * QUADS; e += DELTA_THREADS) {
-        int c = e % QUADS * 4, row = e / QUADS % DELTA_CHUNK, part = e / QUADS / DELTA_CHUNK;
-        float v[4] = {0, 0, 0, 0};
+    for (int i = warp; i < 2 * DELTA_CHUNK; i += DELTA_THREADS / WARP) {
+        int row = i % DELTA_CHUNK, part = i / DELTA_CHUNK;
+        size_t at = (((size_t)(row0 + row) * 2 + part) * a.nk + key_head) * TERMS;
+        float v[4] = {0, 0, 0, 0}, inverse;
 
         if (row < n) {
-            size_t at = (((size_t)(row0 + row) * 2 + part) * a.nk + key_head) * TERMS;
-
-            load4(v,
-                  a.qkv + (size_t)(row0 + row) * cols + (part * a.nk + key_head) * DELTA_DIM + c);
-            store4(shared + (part * DELTA_CHUNK + row) * DELTA_ROW + c, v);
-            UNROLL
-            for (int term = 0; term < TERMS; term++) {
-                uint32_t w0 = bf16_pair_from_f32(v[0], v[1]), w1 = bf16_pair_from_f32(v[2], v[3]);
-
-                *(uint2 *)(a.planes + (at + term) * DELTA_DIM + c) = make_uint2(w0, w1);
-                v[0] -= bf16_to_f32((uint16_t)w0);
-                v[1] -= bf16_to_f32((uint16_t)(w0 >> 16));
-                v[2] -= bf16_to_f32((uint16_t)w1);
-                v[3] -= bf16_to_f32((uint16_t)(w1 >> 16));
-            }
-        } else {
-            store4(shared + (part * DELTA_CHUNK + row) * DELTA_ROW + c, v);
+            load4(v, a.qkv + (row0 + row) * cols + (part * a.nk + key_head) * DELTA_DIM + 4 * lane);
         }
-    }
-}
-
-DEVICE void prepare_norms(const float *shared, struct prepare_shared *s)
-{
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-
-    for (int row = warp; row < 2 * DELTA_CHUNK; row += DELTA_THREADS / WARP) {
-        float v[4], inverse;
-
-        load4(v, shared + row * DELTA_ROW + 4 * lane);
         inverse = v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
         inverse = rsqrt_f32(warp_sum(inverse) + DELTA_L2_EPS);
-        if (lane == 0 && row < DELTA_CHUNK) {
+        if (lane == 0 && part == 0) {
             s->inverse_q[row] = inverse * rsqrt_f32(DELTA_DIM);
         } else if (lane == 0) {
-            s->inverse_k[row - DELTA_CHUNK] = inverse;
+            s->inverse_k[row] = inverse;
+        }
+        UNROLL
+        for (int term = 0; term < TERMS; term++) {
+            uint32_t w0 = bf16_pair_from_f32(v[0], v[1]), w1 = bf16_pair_from_f32(v[2], v[3]);
+
+            *(uint2 *)(planes + (part * TERMS + term) * PLANE + row * DELTA_PLANE + 4 * lane) =
+                make_uint2(w0, w1);
+            if (row < n) {
+                *(uint2 *)(a.planes + (at + term) * DELTA_DIM + 4 * lane) = make_uint2(w0, w1);
+            }
+            v[0] -= f32_from_bits(w0 << 16);
+            v[1] -= f32_from_bits(w0 & 0xffff0000u);
+            v[2] -= f32_from_bits(w1 << 16);
+            v[3] -= f32_from_bits(w1 & 0xffff0000u);
         }
     }
 }
 
-/* A thread's tile: rows i0 + 16 r, columns j0 + 16 s. */
-struct tile {
+/* A warp's share of the products: rows from i0, columns from j0, in the matrix instruction's layout. */
+struct strip {
     int i0, j0;
-    float kk[TILE][TILE], qk[TILE][TILE];
+    float kk[TILES][4], qk[TILES][4];
 };
 
-DEVICE void prepare_products(struct tile *t, const float *shared)
+/* Tiles above the diagonal are left at zero. */
+template <int TERMS> DEVICE void prepare_products(struct strip *t, const uint16_t *planes)
 {
-    const float *q = shared + t->i0 * DELTA_ROW;
-    const float *ki = shared + (DELTA_CHUNK + t->i0) * DELTA_ROW;
-    const float *kj = shared + (DELTA_CHUNK + t->j0) * DELTA_ROW;
+    int lane = (int)threadIdx.x % WARP;
+    const uint16_t *keys = planes + TERMS * PLANE;
+    int left = (t->i0 + lane % 16) * DELTA_PLANE + lane / 16 * 8;
+    int right = (t->j0 + lane / 16 * 8 + lane % 8) * DELTA_PLANE + lane / 8 % 2 * 8;
 
     UNROLL
-    for (int i = 0; i < TILE * TILE; i++) {
-        t->kk[i / TILE][i % TILE] = t->qk[i / TILE][i % TILE] = 0;
+    for (int i = 0; i < TILES * 4; i++) {
+        t->kk[i / 4][i % 4] = t->qk[i / 4][i % 4] = 0;
     }
-    for (int d = 0; d < DELTA_DIM; d += 4) {
-        float right[TILE][4];
+    if (t->j0 > t->i0 + 15) {
+        return;
+    }
+    UNROLL
+    for (int d = 0; d < DELTA_DIM; d += 16) {
+        uint32_t k[TERMS][4], q[TERMS][4];
 
         UNROLL
-        for (int s = 0; s < TILE; s++) {
-            load4(right[s], kj + s * SIDE * DELTA_ROW + d);
+        for (int n = 0; n < TERMS; n++) {
+            load_matrix4(k[n], keys + n * PLANE + left + d);
+            load_matrix4(q[n], planes + n * PLANE + left + d);
         }
         UNROLL
-        for (int r = 0; r < TILE; r++) {
-            float k[4], x[4];
-
-            load4(k, ki + r * SIDE * DELTA_ROW + d);
-            load4(x, q + r * SIDE * DELTA_ROW + d);
-            UNROLL
-            for (int s = 0; s < TILE; s++) {
+        for (int tile = 0; tile < TILES; tile += 2) {
+            if (t->j0 + 8 * tile <= t->i0 + 15) {
                 UNROLL
-                for (int n = 0; n < 4; n++) {
-                    t->kk[r][s] += k[n] * right[s][n];
-                    t->qk[r][s] += x[n] * right[s][n];
+                for (int x = 0; x < TERMS; x++) {
+                    uint32_t b[4];
+
+                    load_matrix4(b, keys + x * PLANE + right + tile * 8 * DELTA_PLANE + d);
+                    UNROLL
+                    for (int n = 0; n < TERMS && n + x < DELTA_TERMS_MAX; n++) {
+                        mma_bf16(t->kk[tile], k[n], b);
+                        mma_bf16(t->qk[tile], q[n], b);
+                        mma_bf16(t->kk[tile + 1], k[n], b + 2);
+                        mma_bf16(t->qk[tile + 1], q[n], b + 2);
+                    }
                 }
             }
         }
@@ -202,24 +208,21 @@ DEVICE float chunk_fade(const struct prepare_shared *s, int i, int j)
 }
 
 /* P and M from the products to their triangles. */
-DEVICE void prepare_triangles(float *square, const struct tile *t, const struct prepare_shared *s)
+DEVICE void prepare_triangles(float *square, const struct strip *t, const struct prepare_shared *s)
 {
+    int lane = (int)threadIdx.x % WARP;
+
     UNROLL
-    for (int r = 0; r < TILE; r++) {
-        int i = t->i0 + SIDE * r;
+    for (int e = 0; e < TILES * 4; e++) {
+        int i = t->i0 + lane / 4 + e % 4 / 2 * 8, j = t->j0 + e / 4 * 8 + lane % 4 * 2 + e % 2;
 
-        UNROLL
-        for (int c = 0; c < TILE; c++) {
-            int j = t->j0 + SIDE * c;
+        if (j <= i) {
+            float fade = chunk_fade(s, i, j) * s->inverse_k[j];
 
-            if (j <= i) {
-                float fade = chunk_fade(s, i, j) * s->inverse_k[j];
-
-                square[i * DELTA_SQUARE + j] = s->inverse_q[i] * fade * t->qk[r][c];
-                if (j < i) {
-                    square[j * DELTA_SQUARE + i] =
-                        s->beta[i] * s->inverse_k[i] * fade * t->kk[r][c];
-                }
+            square[i * DELTA_SQUARE + j] = s->inverse_q[i] * fade * t->qk[e / 4][e % 4];
+            if (j < i) {
+                square[j * DELTA_SQUARE + i] =
+                    s->beta[i] * s->inverse_k[i] * fade * t->kk[e / 4][e % 4];
             }
         }
     }
@@ -330,25 +333,23 @@ DEVICE void prepare_store(const struct delta_args &a, int row0, int n, int h, co
 
 template <int TERMS> DEVICE void prepare(const struct delta_args &a)
 {
-    DYNAMIC_SHARED(float, rows); /* queries, keys [64][DELTA_ROW], then the square */
+    DYNAMIC_SHARED(uint16_t, planes); /* queries, keys [terms][64][DELTA_PLANE], then the square */
     SHARED struct prepare_shared s;
-    float *square = rows + 2 * DELTA_CHUNK * DELTA_ROW;
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int key_head = (int)blockIdx.x, ratio = a.nv / a.nk, n = 0;
+    float *square = (float *)(planes + 2 * TERMS * PLANE);
+    int warp = (int)threadIdx.x / WARP, key_head = (int)blockIdx.x, ratio = a.nv / a.nk, n = 0;
     int row0 = (int)blockIdx.y * DELTA_CHUNK, end;
-    struct tile t;
+    struct strip t;
 
-    t.i0 = warp % 2 * 8 + lane % 8;
-    t.j0 = warp / 2 * 4 + lane / 8;
+    t.i0 = warp % STRIPS * 16;
+    t.j0 = warp / STRIPS * TILES * 8;
     depend_launch();
     depend_wait();
     end = min(row0 + DELTA_CHUNK, a.view.counts[STEP_ROWS]);
     /* The chunks that start in these 64 rows: one, unless several short spans meet here. */
     while ((row0 = chunk_find(a, row0, end, &n)) < end) {
-        prepare_load<TERMS>(a, row0, n, key_head, rows);
+        prepare_load<TERMS>(a, row0, n, key_head, planes, &s);
         block_sync();
-        prepare_norms(rows, &s);
-        prepare_products(&t, rows);
+        prepare_products<TERMS>(&t, planes);
         for (int h = key_head * ratio; h < (key_head + 1) * ratio; h++) {
             prepare_gates(a, row0, n, h, &s);
             block_sync();

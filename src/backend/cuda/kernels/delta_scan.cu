@@ -19,8 +19,10 @@
  *         it. Rows of other sequences never do.
  * Roles:  warps 0 and 1 carry the state, which is the critical path; warps 2 and 3 make the outputs from
  *         what those leave in shared memory, S' and R' already cut into terms.
- *         Shared memory is used once a chunk, and each part is filled again as soon as it is free: queries
- *         while the state is updated, keys while it is cut into terms, square and factors during S'k. */
+ *         In three steps: S'K', R = T B, the new state; and one step behind, S'Q' and the rest of the
+ *         outputs. What shared memory holds of a chunk comes by itself as soon as its place is free; keys
+ *         are needed at once, so they have two places where the card has room for them.
+ */
 #include "backend/cuda/kernels/delta.cuh"
 #include "backend/cuda/kernels/mma.cuh"
 
@@ -39,6 +41,7 @@ struct scan_shared {
     uint16_t *keys, *queries; /* [terms][64][DELTA_PLANE] */
     float *square;            /* [64][DELTA_SQUARE] */
     float *factors;           /* [64][DELTA_FACTORS] */
+    float *values;            /* [64][DELTA_VALUES], this warp's columns */
     uint4 *state, *r;         /* fragments of this warp's columns: [step][term][lane] */
 };
 
@@ -107,51 +110,77 @@ DEVICE void clear_tiles(float (*acc)[4], int n)
     }
 }
 
-/* acc [16 columns][64 rows] = S' X' for keys or queries X. */
+/* acc [16 columns][64 rows] += a X', for step 16 of the sum over d and keys or queries X. */
 template <int TERMS>
-DEVICE void state_product(float (*acc)[4], const uint4 *state, const uint16_t *planes, int lane)
+DEVICE void state_step(float (*acc)[4], const uint32_t a[TERMS_F32][4], const uint16_t *planes,
+                       int step, int lane)
 {
     const uint16_t *from = planes + (lane / 16 * 8 + lane % 8) * DELTA_PLANE + lane / 8 % 2 * 8;
 
-    clear_tiles(acc, T_TILES);
-    for (int step = 0; step < D_STEPS; step++) {
-        uint32_t a[TERMS_F32][4];
+    UNROLL
+    for (int x = 0; x < TERMS; x++) {
+        uint32_t b[T_TILES][2];
 
-        load_fragments(a, state + step * TERMS_F32 * FRAGMENT + lane);
         UNROLL
-        for (int x = 0; x < TERMS; x++) {
-            uint32_t b[T_TILES][2];
+        for (int tile = 0; tile < T_TILES; tile += 2) {
+            uint32_t r[4];
 
+            load_matrix4(r, from + x * PLANE + tile * 8 * DELTA_PLANE + step * 16);
+            b[tile][0] = r[0];
+            b[tile][1] = r[1];
+            b[tile + 1][0] = r[2];
+            b[tile + 1][1] = r[3];
+        }
+        UNROLL
+        for (int n = 0; n + x < TERMS_F32; n++) {
             UNROLL
-            for (int tile = 0; tile < T_TILES; tile += 2) {
-                uint32_t r[4];
-
-                load_matrix4(r, from + x * PLANE + tile * 8 * DELTA_PLANE + step * 16);
-                b[tile][0] = r[0];
-                b[tile][1] = r[1];
-                b[tile + 1][0] = r[2];
-                b[tile + 1][1] = r[3];
-            }
-            UNROLL
-            for (int n = 0; n + x < TERMS_F32; n++) {
-                UNROLL
-                for (int tile = 0; tile < T_TILES; tile++) {
-                    mma_bf16(acc[tile], a[n], b[tile]);
-                }
+            for (int tile = 0; tile < T_TILES; tile++) {
+                mma_bf16(acc[tile], a[n], b[tile]);
             }
         }
     }
 }
 
-/* acc[tile] += a b, both of three terms. */
-DEVICE void product_f32(float acc[4], const uint32_t a[TERMS_F32][4],
-                        const uint32_t b[TERMS_F32][2])
+/* acc = S'K'; the state's terms are left in shared memory on the way. */
+template <int TERMS>
+DEVICE void read_state(float (*acc)[4], const float (*S)[4], const struct scan_shared *s, int lane)
+{
+    static const float one[4] = {1, 1, 1, 1};
+
+    clear_tiles(acc, T_TILES);
+    UNROLL
+    for (int step = 0; step < D_STEPS; step++) {
+        uint32_t a[TERMS_F32][4];
+
+        cut_tiles(a, S[2 * step], S[2 * step + 1], one);
+        store_fragments(s->state + step * TERMS_F32 * FRAGMENT + lane, a);
+        state_step<TERMS>(acc, a, s->keys, step, lane);
+    }
+}
+
+/* acc = S'Q' */
+template <int TERMS> DEVICE void ask_state(float (*acc)[4], const struct scan_shared *s, int lane)
+{
+    clear_tiles(acc, T_TILES);
+    UNROLL
+    for (int step = 0; step < D_STEPS; step++) {
+        uint32_t a[TERMS_F32][4];
+
+        load_fragments(a, s->state + step * TERMS_F32 * FRAGMENT + lane);
+        state_step<TERMS>(acc, a, s->queries, step, lane);
+    }
+}
+
+/* Two tiles += a b, all of three terms. */
+DEVICE void product_f32(float (*acc)[4], const uint32_t a[TERMS_F32][4],
+                        const uint32_t b[2][TERMS_F32][2])
 {
     UNROLL
     for (int x = 0; x < TERMS_F32; x++) {
         UNROLL
         for (int n = 0; n + x < TERMS_F32; n++) {
-            mma_bf16(acc, a[n], b[x]);
+            mma_bf16(acc[0], a[n], b[0][x]);
+            mma_bf16(acc[1], a[n], b[1][x]);
         }
     }
 }
@@ -207,29 +236,11 @@ DEVICE void row_factors(float f[4], const float *factors, enum delta_factor whic
     }
 }
 
-/* Values of the chunk at acc's places: [tile][0, 1] of column g, [2, 3] of column g + 8. */
-DEVICE void load_values(float (*v)[4], const struct delta_args &a, int row0, int n,
-                        const struct scan_place *p)
-{
-    size_t cols = (size_t)(2 * a.nk + a.nv) * DELTA_DIM;
-    const float *from = a.qkv + row0 * cols + (2 * a.nk + p->h) * DELTA_DIM + p->column + p->g;
-
-    UNROLL
-    for (int tile = 0; tile < T_TILES; tile++) {
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            int row = 8 * tile + 2 * p->t + i % 2;
-
-            v[tile][i] = row < n ? from[row * cols + i / 2 * 8] : 0.0f;
-        }
-    }
-}
-
-/* R' = B' + (T - I) B', in place; its terms to shared memory. On entry acc is S'K', v the values. */
-DEVICE void solve(float (*acc)[4], float (*v)[4], const struct scan_shared *s,
-                  const struct scan_place *p)
+/* R' = B' + (T - I) B', in place; its terms to shared memory. On entry acc is S'K'. */
+DEVICE void solve(float (*acc)[4], const struct scan_shared *s, const struct scan_place *p)
 {
     static const float one[4] = {1, 1, 1, 1};
+    float B[T_TILES][4];
 
     UNROLL
     for (int tile = 0; tile < T_TILES; tile += 2) {
@@ -239,23 +250,24 @@ DEVICE void solve(float (*acc)[4], float (*v)[4], const struct scan_shared *s,
         row_factors(read, s->factors, DELTA_READ, tile, p->t);
         UNROLL
         for (int i = 0; i < 8; i++) {
-            int k = tile + i / 4, f = i / 4 * 2 + i % 2;
+            int k = tile + i / 4, f = i / 4 * 2 + i % 2, row = 8 * k + 2 * p->t + i % 2;
+            float v = s->values[row * DELTA_VALUES + i % 4 / 2 * 8 + p->g];
 
-            v[k][i % 4] = beta[f] * v[k][i % 4] - read[f] * acc[k][i % 4];
-            acc[k][i % 4] = v[k][i % 4];
+            B[k][i % 4] = acc[k][i % 4] = beta[f] * v - read[f] * acc[k][i % 4];
         }
     }
     UNROLL
     for (int step = 0; step < T_STEPS; step++) {
         uint32_t a[TERMS_F32][4];
 
-        cut_tiles(a, v[2 * step], v[2 * step + 1], one);
+        cut_tiles(a, B[2 * step], B[2 * step + 1], one);
         UNROLL
-        for (int tile = 2 * step; tile < T_TILES; tile++) {
-            uint32_t b[TERMS_F32][2];
+        for (int tile = 2 * step; tile < T_TILES; tile += 2) {
+            uint32_t b[2][TERMS_F32][2];
 
-            t_fragment(b, s->square, tile, step, p);
-            product_f32(acc[tile], a, b);
+            t_fragment(b[0], s->square, tile, step, p);
+            t_fragment(b[1], s->square, tile + 1, step, p);
+            product_f32(acc + tile, a, b);
         }
     }
     UNROLL
@@ -342,11 +354,12 @@ DEVICE void attend(float (*acc)[4], const struct scan_shared *s, const struct sc
 
         load_fragments(a, s->r + step * TERMS_F32 * FRAGMENT + p->lane);
         UNROLL
-        for (int tile = 2 * step; tile < T_TILES; tile++) {
-            uint32_t b[TERMS_F32][2];
+        for (int tile = 2 * step; tile < T_TILES; tile += 2) {
+            uint32_t b[2][TERMS_F32][2];
 
-            p_fragment(b, s->square, tile, step, p);
-            product_f32(acc[tile], a, b);
+            p_fragment(b[0], s->square, tile, step, p);
+            p_fragment(b[1], s->square, tile + 1, step, p);
+            product_f32(acc + tile, a, b);
         }
     }
 }
@@ -390,6 +403,19 @@ DEVICE void copy_planes(uint16_t *to, const struct delta_args &a, int part, int 
     }
 }
 
+DEVICE void copy_values(float *to, const struct delta_args &a, int row0, int n, int column)
+{
+    enum { PIECES = DELTA_SLICE / 4 };
+    size_t cols = (size_t)(2 * a.nk + a.nv) * DELTA_DIM;
+
+    for (int e = (int)threadIdx.x; e < DELTA_CHUNK * PIECES; e += DELTA_SCAN_THREADS) {
+        int c = e % PIECES * 4, row = e / PIECES;
+
+        copy16_async(to + row * DELTA_VALUES + c,
+                     a.qkv + (row0 + (row < n ? row : 0)) * cols + column + c, row < n);
+    }
+}
+
 DEVICE void copy_square(const struct scan_shared *s, const struct delta_args &a, int row0, int n,
                         int h)
 {
@@ -430,19 +456,6 @@ DEVICE void store_state(const float (*S)[4], const struct delta_args &a, size_t 
     }
 }
 
-DEVICE void publish_state(const struct scan_shared *s, const float (*S)[4], int lane)
-{
-    static const float one[4] = {1, 1, 1, 1};
-
-    UNROLL
-    for (int step = 0; step < D_STEPS; step++) {
-        uint32_t a[TERMS_F32][4];
-
-        cut_tiles(a, S[2 * step], S[2 * step + 1], one);
-        store_fragments(s->state + step * TERMS_F32 * FRAGMENT + lane, a);
-    }
-}
-
 template <int TERMS> DEVICE void scan(const struct delta_args &a)
 {
     DYNAMIC_SHARED(uint16_t, planes);
@@ -454,17 +467,23 @@ template <int TERMS> DEVICE void scan(const struct delta_args &a)
                            lane / 4, lane % 4, lane};
     struct step_span span = {0, 0, 0, 0, 0, 0};
     struct scan_shared s;
+    uint16_t *keys = planes + TERMS * PLANE;
+    int value_column = (2 * a.nk + p.h) * DELTA_DIM + p.column - warp % 2 * 16;
+    float *values;
     size_t state_at;
     float S[D_TILES][4], acc[T_TILES][4];
 
-    s.keys = planes;
-    s.queries = s.keys + TERMS * PLANE;
-    s.state = (uint4 *)(s.queries + TERMS * PLANE) + warp % 2 * D_STEPS * TERMS_F32 * FRAGMENT;
-    s.r = (uint4 *)(s.queries + TERMS * PLANE) +
+    s.queries = planes;
+    s.keys = keys;
+    s.state =
+        (uint4 *)(keys + a.key_buffers * TERMS * PLANE) + warp % 2 * D_STEPS * TERMS_F32 * FRAGMENT;
+    s.r = (uint4 *)(keys + a.key_buffers * TERMS * PLANE) +
           (2 * D_STEPS + warp % 2 * T_STEPS) * TERMS_F32 * FRAGMENT;
-    s.square = (float *)((uint4 *)(s.queries + TERMS * PLANE) +
+    s.square = (float *)((uint4 *)(keys + a.key_buffers * TERMS * PLANE) +
                          2 * (D_STEPS + T_STEPS) * TERMS_F32 * FRAGMENT);
     s.factors = s.square + DELTA_CHUNK * DELTA_SQUARE;
+    values = s.factors + DELTA_CHUNK * DELTA_FACTORS;
+    s.values = values + warp % 2 * 16;
 
     depend_launch();
     depend_wait();
@@ -476,45 +495,62 @@ template <int TERMS> DEVICE void scan(const struct delta_args &a)
     }
     state_at = ((size_t)span.slot * a.nv + p.h) * (DELTA_DIM * DELTA_DIM);
     copy_planes<TERMS>(s.queries, a, 0, span.row, min(DELTA_CHUNK, span.n_rows), p.h);
+    copy_planes<TERMS>(s.keys, a, 1, span.row, min(DELTA_CHUNK, span.n_rows), p.h);
+    copy_values(values, a, span.row, min(DELTA_CHUNK, span.n_rows), value_column);
     copy_commit();
     clear_tiles(S, D_TILES);
     if (has_state && !span.state_is_zero) {
         load_state(S, a, state_at, &p);
     }
+    copy_wait<0>();
+    block_sync();
     for (int at = 0; at < span.n_rows; at += DELTA_CHUNK) {
         int row0 = span.row + at, n = min(DELTA_CHUNK, span.n_rows - at);
         int next = row0 + DELTA_CHUNK, n_next = min(DELTA_CHUNK, span.n_rows - at - DELTA_CHUNK);
-        float v[T_TILES][4], fade = 0;
+        float fade = 0;
 
-        copy_planes<TERMS>(s.keys, a, 1, row0, n, p.h);
+        if (a.key_buffers == 1 && at > 0) {
+            copy_planes<TERMS>(s.keys, a, 1, row0, n, p.h);
+        }
         copy_commit();
         copy_square(&s, a, row0, n, p.h);
         copy_commit();
-        if (has_state) {
-            publish_state(&s, S, lane);
-            load_values(v, a, row0, n, &p);
-            fade = a.fade[(size_t)(row0 + n - 1) * a.nv + p.h];
-        }
-        copy_wait<1>();
-        block_sync(); /* queries, keys and the state are there */
-        state_product<TERMS>(acc, s.state, has_state ? s.keys : s.queries, lane);
-        copy_wait<0>();
-        block_sync(); /* square and factors too; the queries are done with */
-        if (n_next > 0) {
-            copy_planes<TERMS>(s.queries, a, 0, next, n_next, p.h);
+        if (a.key_buffers == 1) {
+            copy_wait<1>(); /* all but the square */
+            block_sync();
+        } else {
+            s.keys = keys + at / DELTA_CHUNK % 2 * TERMS * PLANE;
+            if (n_next > 0) {
+                copy_planes<TERMS>(keys + (at / DELTA_CHUNK + 1) % 2 * TERMS * PLANE, a, 1, next,
+                                   n_next, p.h);
+            }
         }
         copy_commit();
         if (has_state) {
-            solve(acc, v, &s, &p);
+            fade = a.fade[(size_t)(row0 + n - 1) * a.nv + p.h];
+            read_state<TERMS>(acc, S, &s, lane);
         }
-        block_sync(); /* R is there */
+        copy_wait<1>(); /* all but the next keys */
+        block_sync();   /* the state's terms, queries, square and factors are there */
+        if (has_state) {
+            solve(acc, &s, &p);
+        } else {
+            ask_state<TERMS>(acc, &s, lane);
+        }
+        copy_wait<0>();
+        block_sync(); /* R and the next keys are there, queries and values are done with */
+        if (n_next > 0) {
+            copy_planes<TERMS>(s.queries, a, 0, next, n_next, p.h);
+            copy_values(values, a, next, n_next, value_column);
+        }
+        copy_commit();
         if (has_state) {
             update<TERMS>(S, acc, fade, &s, &p);
         } else {
             attend(acc, &s, &p);
             store_raw(acc, a, row0, n, &p);
         }
-        block_sync(); /* all but the queries may be written again */
+        block_sync(); /* the rest may be written again */
     }
     if (has_state) {
         store_state(S, a, state_at, &p);
