@@ -522,9 +522,12 @@ DEVICE void gemm_tile(float sum[S::MT][S::NT][4], unsigned char *shared,
                     gemm_unpack<S>(w[0][n], raw[n], group.zero[n], s);
                 }
             }
-            if (s == 0) { /* into the buffer that all warps left before the last barrier */
+            /* Into the buffer that all warps left before the last barrier, in two portions. */
+            if (s == 0 && i + n_first < n_stages) {
+                gemm_copy_weights<S>(shared, t, next.buffer, next.k);
+            }
+            if (s == 1) {
                 if (i + n_first < n_stages) {
-                    gemm_copy_weights<S>(shared, t, next.buffer, next.k);
                     gemm_copy_inputs<S>(shared, t, next.buffer, next.plane, next.k);
                     gemm_advance(&next, t);
                 }
