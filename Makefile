@@ -5,7 +5,7 @@ SECONDS_ ?= $(if $(SECONDS),$(SECONDS),60)
 CMAKE    := cmake
 CTEST    := ctest --output-on-failure -j $(JOBS)
 
-.PHONY: all cuda gpu-test demo test golden check asan ubsan tsan fuzz bench format format-check layers soak clean help
+.PHONY: all cuda gpu-test demo test golden check asan ubsan tsan races fuzz bench format format-check layers soak clean help
 all: ## build for this machine (release with symbols) into build/
 	@$(CMAKE) --preset release >/dev/null
 	@$(CMAKE) --build build -j $(JOBS)
@@ -41,6 +41,11 @@ tsan: ## the tests of everything that runs in threads, under ThreadSanitizer
 	@$(CMAKE) --build build-tsan -j $(JOBS)
 	@$(CMAKE) --build build-tsan -j $(JOBS) --target unit_tests
 	@cd build-tsan && $(CTEST) -R "$(TSAN_TESTS)"
+
+races: ## the CUDA kernels under the emulator, their shared memory watched for races
+	@$(CMAKE) --preset races >/dev/null
+	@$(CMAKE) --build build-races -j $(JOBS) --target cuda_tests
+	@cd build-races && $(CTEST) -R '^cuda_.*_test$$'
 
 fuzz: ## fuzz one parser: make fuzz T=safetensors [SECONDS=60]
 	@test -n "$(T)" || { echo "usage: make fuzz T=NAME [SECONDS=60]; names:"; ls src/*/*_fuzz.c | sed 's|.*/||; s|_fuzz.c||'; exit 2; }
