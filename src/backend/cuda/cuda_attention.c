@@ -2,8 +2,8 @@
  *
  * Place:  backend/cuda. Spans of up to ATTENTION_SHORT_ROWS rows (decode) are cut along their context into
  *         splits, enough of them to fill the card with one sequence, and joined; longer ones (prefill)
- *         are cut into blocks of lanes (attention_args.h has the words). The kernels decide by the
- *         step's table which spans are theirs, so a step of both kinds launches both.
+ *         are cut into tiles of lanes (attention_args.h has the words). The kernels decide by the step's
+ *         table which spans are theirs, so a step of both kinds launches both.
  * Choice: matrix instructions where keys are exact in the activations' 16-bit type (the same type, or
  *         fp8) and head sizes are the built ones:
  *             attention_split  decode        attention_flash  prefill
@@ -256,59 +256,98 @@ static struct choice choose_long(const struct cuda_backend *be, const struct op_
                            any_shared_bytes(u->hd)};
 }
 
-/* Some short spans' splits, then their joins. */
+static void scratch_cut(struct attention_args *args, const struct cuda_backend *be,
+                        const struct op_attention *u, const struct split_plan *p)
+{
+    args->partial = be->scratch;
+    args->partial_max = args->partial + p->lanes * p->splits_max * u->hd;
+    args->partial_sum = args->partial_max + p->lanes * p->splits_max;
+}
+
+/* The splits of n spans from args->span_first on, then their joins. */
+static enum status run_splits(struct cuda_backend *be, const struct op_attention *u,
+                              const struct cuda_shape *shape, struct choice c, size_t n,
+                              const struct attention_args *args, struct error *err)
+{
+    size_t pages = divide_up(size_max(shape->context_max, 1), KV_PAGE_TOKENS);
+    size_t lanes = (size_t)args->rows_each * (u->nq / u->nkv);
+    enum status rc =
+        cuda_launch(be, &cuda_attention, (size_t)c.kernel,
+                    (struct cuda_grid){.x = (unsigned)size_min((size_t)args->splits_max, pages),
+                                       .y = (unsigned)u->nkv,
+                                       .z = (unsigned)(n * divide_up(lanes, c.lanes)),
+                                       .threads = c.threads,
+                                       .shared_bytes = c.shared_bytes},
+                    args, err);
+
+    if (rc != OK) {
+        return rc;
+    }
+    return cuda_launch(
+        be, &cuda_attention, JOIN,
+        (struct cuda_grid){
+            .x = (unsigned)lanes, .y = (unsigned)u->nkv, .z = (unsigned)n, .threads = JOIN_THREADS},
+        args, err);
+}
+
 static enum status run_short(struct cuda_backend *be, const struct op_attention *u,
                              const struct cuda_shape *shape, struct choice c,
                              struct attention_args *args, struct error *err)
 {
     struct split_plan p = split_plan(be, u);
-    size_t rows_each = shape->is_decode ? 1 : ATTENTION_SHORT_ROWS, group = u->nq / u->nkv;
-    size_t tiles = divide_up(rows_each * group, c.lanes);
+    size_t rows_each = shape->is_decode ? 1 : ATTENTION_SHORT_ROWS;
+    size_t tiles = divide_up(rows_each * (u->nq / u->nkv), c.lanes);
     size_t at_once = size_min(p.rows / rows_each, GRID_Z_MAX / tiles);
     enum status rc = OK;
 
+    scratch_cut(args, be, u, &p);
     args->rows_each = (int32_t)rows_each;
     args->splits_max = (int32_t)p.splits_max;
-    args->partial = be->scratch;
-    args->partial_max = args->partial + p.lanes * p.splits_max * u->hd;
-    args->partial_sum = args->partial_max + p.lanes * p.splits_max;
     for (size_t i = 0; rc == OK && i < shape->n_spans; i += at_once) {
-        size_t n = size_min(at_once, shape->n_spans - i);
-        size_t pages = divide_up(size_max(shape->context_max, 1), KV_PAGE_TOKENS);
-
         args->span_first = (int32_t)i;
-        rc = cuda_launch(be, &cuda_attention, (size_t)c.kernel,
-                         (struct cuda_grid){.x = (unsigned)size_min(p.splits_max, pages),
-                                            .y = (unsigned)u->nkv,
-                                            .z = (unsigned)(n * tiles),
-                                            .threads = c.threads,
-                                            .shared_bytes = c.shared_bytes},
-                         args, err);
-        if (rc == OK) {
-            rc = cuda_launch(be, &cuda_attention, JOIN,
-                             (struct cuda_grid){.x = (unsigned)(rows_each * group),
-                                                .y = (unsigned)u->nkv,
-                                                .z = (unsigned)n,
-                                                .threads = JOIN_THREADS},
-                             args, err);
-        }
+        rc = run_splits(be, u, shape, c, size_min(at_once, shape->n_spans - i), args, err);
     }
     return rc;
 }
 
 static enum status run_long(struct cuda_backend *be, const struct op_attention *u,
                             const struct cuda_shape *shape, struct choice c,
-                            const struct attention_args *args, struct error *err)
+                            struct attention_args *args, struct error *err)
 {
     size_t spans = size_min(shape->n_spans, shape->n_rows / (ATTENTION_SHORT_ROWS + 1));
     size_t tiles = divide_up(shape->n_rows * (u->nq / u->nkv), c.lanes) + spans;
 
+    args->splits_max = 0;
     return cuda_launch(be, &cuda_attention, (size_t)c.kernel,
                        (struct cuda_grid){.x = (unsigned)tiles,
                                           .y = (unsigned)u->nkv,
                                           .threads = c.threads,
                                           .shared_bytes = c.shared_bytes},
                        args, err);
+}
+
+/* A span alone: a prompt, or what was added to one. Only decode steps are captured, so this shape is the
+ * step itself and may decide how it is cut. */
+static enum status run_alone(struct cuda_backend *be, const struct op_attention *u,
+                             const struct cuda_shape *shape, struct choice c,
+                             struct attention_args *args, struct error *err)
+{
+    struct split_plan p = split_plan(be, u);
+    size_t tiles = divide_up(shape->n_rows * (u->nq / u->nkv), c.lanes);
+    size_t pages = divide_up(shape->context_max, KV_PAGE_TOKENS);
+    size_t splits = size_min(ATTENTION_BLOCKS / (tiles * u->nkv), pages);
+
+    splits = size_min(splits, p.rows * p.splits_max / shape->n_rows);
+    if (splits < 2) {
+        return run_long(be, u, shape, c, args, err);
+    }
+    if (c.kernel >= ANY_LONG && c.kernel < ANY_LONG + N_ANY) {
+        c.kernel = c.kernel - ANY_LONG + ANY_SHORT;
+    }
+    scratch_cut(args, be, u, &p);
+    args->rows_each = (int32_t)shape->n_rows;
+    args->splits_max = (int32_t)splits;
+    return run_splits(be, u, shape, c, 1, args, err);
 }
 
 static enum status attention_run(struct cuda_backend *be, const struct op *op, void *data,
@@ -329,19 +368,22 @@ static enum status attention_run(struct cuda_backend *be, const struct op *op, v
         .scale = u->scale,
         .round = u->out.round,
     };
-    enum mma_kernel mma;
+    bool has_long = shape->span_rows_max > ATTENTION_SHORT_ROWS;
     enum status rc = cuda_kv_cache(&args.cache, op, state, u->attn_layer, u->nkv, u->hd, err);
+    enum mma_kernel mma;
+    struct choice c;
 
     (void)data;
     if (rc != OK) {
         return rc;
     }
     mma = choose_mma(be, u, &args.cache);
-    rc = run_short(be, u, shape, choose_short(u, mma), &args, err);
-    if (rc == OK && shape->span_rows_max > ATTENTION_SHORT_ROWS) {
-        rc = run_long(be, u, shape, choose_long(be, u, &args.cache, mma), &args, err);
+    c = choose_long(be, u, &args.cache, mma);
+    if (has_long && shape->n_spans == 1) {
+        return run_alone(be, u, shape, c, &args, err);
     }
-    return rc;
+    rc = run_short(be, u, shape, choose_short(u, mma), &args, err);
+    return rc == OK && has_long ? run_long(be, u, shape, c, &args, err) : rc;
 }
 
 const struct cuda_family cuda_attention = {

@@ -6,7 +6,7 @@
  *       written is NaN. Mostly the output is not rounded: then the error is the kernel's own. */
 #include "backend/cuda/cuda_testing.h"
 
-enum { LAYERS = 2, LAYER = 1, SPANS_MAX = 8 };
+enum { LAYERS = 2, LAYER = 1, SPANS_MAX = 40 };
 static const float EPS = 1e-6f;
 
 struct shape {
@@ -352,20 +352,86 @@ static void test_far_positions(void **state)
     cuda_pair_close(&p);
 }
 
-/* More sequences than the scratch holds at once, and one whose splits have several pages. */
-static void test_many(void **state)
+/* One sequence whose splits have several pages, and spans alone, which are cut both ways. */
+static void test_long(void **state)
 {
-    static const struct spans long_one = {"long", 2, {1, 2}, {9000, 4500}};
+    static const struct spans deep = {"deep", 2, {1, 2}, {9000, 4500}};
+    static const struct spans alone[] = {{"5 rows alone", 1, {5}, {700}},
+                                         {"33 rows alone", 1, {33}, {390}},
+                                         {"alone", 1, {70}, {0}}};
     struct shape s = {8, 2, 64, 32, true};
     struct types t = {DTYPE_BF16, DTYPE_BF16, DTYPE_F32};
     struct cuda_pair p;
 
     (void)state;
     cuda_pair_open(&p);
-    run_case(&p, "long context", s, t, &long_one, 2e-5);
+    run_case(&p, "long, split", s, t, &deep, 2e-5);
+    for (size_t i = 0; i < 3; i++) {
+        run_case(&p, "alone, flash", s, t, &alone[i], 3.0 / 512);
+    }
+    t.kv = DTYPE_F8_E4M3;
+    s.hd = 128;
+    run_case(&p, "alone, flash", s, t, &alone[1], 3.0 / 512);
     t.act = t.kv = DTYPE_F32;
     s.hd = 32;
-    run_case(&p, "long context", s, t, &long_one, 2e-5);
+    run_case(&p, "long, any", s, t, &deep, 2e-5);
+    for (size_t i = 0; i < 3; i++) {
+        run_case(&p, "alone, any", s, t, &alone[i], 1e-5);
+    }
+    cuda_pair_close(&p);
+}
+
+/* More sequences than the scratch holds at once. */
+static void test_many(void **state)
+{
+    struct spans many = {"many", 36, {0}, {0}}, mixed;
+    struct shape s = {16, 1, 256, 64, true};
+    struct types t = {DTYPE_BF16, DTYPE_BF16, DTYPE_F32};
+    struct cuda_pair p;
+
+    (void)state;
+    for (size_t i = 0; i < many.n; i++) {
+        many.n_rows[i] = 1;
+        many.position[i] = 5 * i;
+    }
+    cuda_pair_open(&p);
+    run_case(&p, "many", s, t, &many, 2e-5);
+    mixed = many;
+    mixed.name = "many, mixed";
+    mixed.n = 11;
+    mixed.n_rows[3] = 6;
+    mixed.n_rows[10] = 4;
+    run_case(&p, "many", s, t, &mixed, 3.0 / 512);
+    cuda_pair_close(&p);
+}
+
+/* The sizes of real models, on a real card only. */
+static void test_real_sizes(void **state)
+{
+    static const struct types types[] = {{DTYPE_BF16, DTYPE_BF16, DTYPE_F32},
+                                         {DTYPE_F16, DTYPE_F16, DTYPE_F32},
+                                         {DTYPE_BF16, DTYPE_F8_E4M3, DTYPE_F32},
+                                         {DTYPE_F32, DTYPE_F32, DTYPE_F32}};
+    static const struct spans decode = {
+        "decode", 8, {1, 1, 1, 1, 1, 1, 1, 1}, {16383, 1, 100, 4096, 777, 2048, 20000, 8191}};
+    static const struct spans prefill = {"prefill", 1, {1500}, {548}};
+    static const struct spans added = {"added", 1, {40}, {12000}};
+    static const struct spans mixed = {
+        "mixed", 6, {1, 900, 300, 4, 1, 33}, {5000, 64, 1000, 3000, 0, 2000}};
+    static const struct spans *const steps[] = {&decode, &prefill, &added, &mixed};
+    struct shape s = {16, 2, 256, 64, true};
+    struct cuda_pair p;
+
+    (void)state;
+    cuda_pair_open(&p);
+    for (size_t i = 0; !p.is_emulated && i < sizeof types / sizeof types[0]; i++) {
+        for (size_t j = 0; j < sizeof steps / sizeof steps[0]; j++) {
+            bool is_float32 = types[i].act == DTYPE_F32;
+
+            run_case(&p, steps[j]->name, s, types[i], steps[j],
+                     is_float32 || j == 0 ? 2e-5 : 3.0 / 512);
+        }
+    }
     cuda_pair_close(&p);
 }
 
@@ -414,6 +480,7 @@ int main(void)
         cmocka_unit_test(test_refusals),      cmocka_unit_test(test_float32),
         cmocka_unit_test(test_matrix),        cmocka_unit_test(test_old_cards),
         cmocka_unit_test(test_far_positions), cmocka_unit_test(test_many),
+        cmocka_unit_test(test_long),          cmocka_unit_test(test_real_sizes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,7 +4,8 @@
  * Words: the query heads that share a KV head are its group. A lane is one query vector: row r of a span
  *        and head h of the group make lane r * group + h. A short span (decode, and drafts being checked)
  *        is cut along its context: each split of pages leaves a partial softmax in scratch, and a second
- *        kernel joins them. Longer spans are cut along their lanes only. */
+ *        kernel joins them. Longer spans are cut into tiles of lanes; one that is alone and has too few
+ *        of them for the card is cut both ways. */
 #ifndef BACKEND_CUDA_ATTENTION_ARGS_H
 #define BACKEND_CUDA_ATTENTION_ARGS_H
 
@@ -71,13 +72,13 @@ struct attention_args {
     float scale;
     enum dtype round; /* of out */
 
-    /* Short spans. A launch has spans [span_first, span_first + spans of its grid), each with places for
+    /* Spans that are cut along their context. A launch has spans [span_first, span_first + spans of its grid), each with places for
      * rows_each rows: lane `l` of split `s` of KV head h of the launch's span i is at
      *     ((i * nkv + h) * rows_each * group + l) * splits_max + s                                  */
     float *partial;                   /* [place][hd] sums, weighed by exp(score - max) */
     float *partial_max, *partial_sum; /* [place] */
     int32_t span_first, rows_each;
-    int32_t splits_max; /* of this plan; a span has as many as its context asks for, up to it */
+    int32_t splits_max; /* a span has a split for each page, up to so many; 0: it is not cut */
 };
 
 #endif

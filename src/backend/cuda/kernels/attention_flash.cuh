@@ -298,6 +298,38 @@ DEVICE void flash_store(const struct attention_args *a, const struct attention_t
     }
 }
 
+/* One split's part, for attention_join. */
+template <class S>
+DEVICE void flash_store_partial(const struct attention_args *a, const struct attention_tile *t,
+                                struct flash_state<S> *st)
+{
+    int me = (int)threadIdx.x % WARP, part = me % 4;
+    int lane = t->lane + (int)threadIdx.x / WARP * 16 + me / 4;
+
+    UNROLL
+    for (int j = 0; j < 2; j++, lane += 8) {
+        float sum = st->sum[j];
+
+        sum += shuffle_xor(sum, 1);
+        sum += shuffle_xor(sum, 2);
+        if (lane >= t->lane_end) {
+            continue;
+        }
+        size_t place = attention_place(a, t, 0, lane, (int)blockIdx.x);
+        float *out = a->partial + place * S::HD;
+
+        UNROLL
+        for (int n = 0; n < S::HD / 8; n++) {
+            *(float2 *)(out + n * 8 + 2 * part) =
+                make_float2(st->acc[n][2 * j], st->acc[n][2 * j + 1]);
+        }
+        if (part == 0) {
+            a->partial_max[place] = st->max[j];
+            a->partial_sum[place] = sum;
+        }
+    }
+}
+
 template <class S>
 DEVICE void flash_init(const struct attention_args *a, const struct attention_tile *t,
                        struct flash_state<S> *st)
@@ -326,10 +358,13 @@ template <class S> DEVICE void flash_attend(const struct attention_args *a, unsi
     struct flash_state<S> st;
     int buffer = 0, lane, warp_end;
 
-    if (!attention_long_tile(a, S::LANES, (int)blockIdx.x, (int)blockIdx.y, &t)) {
+    if (a->splits_max > 0
+            ? !attention_short_tile(a, S::LANES, (int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z,
+                                    &t)
+            : !attention_long_tile(a, S::LANES, (int)blockIdx.x, (int)blockIdx.y, &t)) {
         return;
     }
-    flash_copy<S>(a, &t, &s, 0, 0);
+    flash_copy<S>(a, &t, &s, t.token, 0);
     copy_commit();
     flash_load_queries<S>(a, &t, s.q);
     flash_init<S>(a, &t, &st);
@@ -338,7 +373,7 @@ template <class S> DEVICE void flash_attend(const struct attention_args *a, unsi
     if (lane >= t.lane_end) {
         warp_end = 0; /* only keeps the barriers company */
     }
-    for (int token = 0; token < t.token_end; token += S::TOKENS) {
+    for (int token = t.token; token < t.token_end; token += S::TOKENS) {
         float score[S::TOKENS / 8][4];
         uint32_t p[S::TOKENS / 8][2];
 
@@ -359,7 +394,11 @@ template <class S> DEVICE void flash_attend(const struct attention_args *a, unsi
         }
         buffer = S::IS_F8 ? 0 : buffer ^ 1;
     }
-    flash_store<S>(a, &t, &st);
+    if (a->splits_max > 0) {
+        flash_store_partial<S>(a, &t, &st);
+    } else {
+        flash_store<S>(a, &t, &st);
+    }
 }
 
 #define FLASH_KERNEL(name, ACT, KV, HD, WARPS, TOKENS)                                             \
