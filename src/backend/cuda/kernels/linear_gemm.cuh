@@ -92,13 +92,14 @@ template <class S> DEVICE void linear_gemm(const struct linear_gemm_args &a)
     DYNAMIC_SHARED(unsigned char, shared);
     int tile = (int)blockIdx.y, row0 = (int)blockIdx.x * S::ROWS;
     struct gemm_part p = a.part[gemm_part_of(a, tile)];
-    int n_rows = gemm_chunk_rows(a.n_rows, a.row0, a.rows_max);
+    int n_rows;
     int col0 = (tile - p.tile0) * S::COLS, stages = (a.n_in + GEMM_K - 1) / GEMM_K * a.n_planes;
     int stage0 = (int)blockIdx.z * a.split_stages, stage1 = stage0 + a.split_stages;
     struct gemm_source t;
     float sum[S::MT][S::NT][4];
 
     depend_launch();
+    n_rows = gemm_chunk_rows(a.n_rows, a.row0, a.rows_max); /* no kernel writes the step's tables */
     if (row0 >= n_rows) {
         depend_wait();
         return;

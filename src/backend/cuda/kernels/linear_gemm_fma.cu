@@ -4,9 +4,9 @@
  *        that do not begin at 16-byte borders, and old cards with bfloat16.
  * Idea:  tiles of ROWS x 64 outputs, 16 inputs at a time. A thread has ROWS / 16 x 4 outputs; what it needs
  *        of the next inputs is on its way to registers while it multiplies. */
-#include "backend/backend.h"
 #include "backend/cuda/kernels/linear_gemm.cuh"
 #include "backend/cuda/kernels/linear_gemm_args.h"
+#include "backend/weight.h"
 
 enum { FMA_K = 16, FMA_COLS = 64, FMA_PAD = 4 };
 
