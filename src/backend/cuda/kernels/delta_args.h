@@ -6,7 +6,7 @@
  * Scratch of the chunked form is all laid out by the step's rows, so that no table of chunks is needed
  * and its size is bounded by the rows of a plan, however they are cut into spans:
  *
- *     square  [row][nv][64]   P and the inverse of I + M of the row's chunk, see delta_chunk.cuh
+ *     square  [row][nv][64]   P and the inverse of I + M of the row's chunk, see delta_prepare.cu
  *     factors [row][nv][4]    enum delta_factor
  *     fade    [row][nv]       exp of the chunk's gates summed up to the row
  *     planes  [row][2][nk][terms][128]   queries, keys, each value as a sum of bfloat16 terms */
@@ -33,7 +33,7 @@ enum {
      * eight rows lie in different banks. */
     DELTA_PLANE = DELTA_DIM + 8,    /* bfloat16: terms of queries, keys */
     DELTA_VALUES = DELTA_SLICE + 4, /* floats: the slice of values */
-    DELTA_SQUARE = DELTA_CHUNK + 4  /* floats: P and T, see delta_chunk.cuh */
+    DELTA_SQUARE = DELTA_CHUNK + 4  /* floats: P and T, see delta_prepare.cu */
 };
 
 /* Per row and value head, with beta, the sum G of the gates up to the row, and the inverse norms. */
@@ -60,8 +60,8 @@ struct delta_args {
     enum dtype state_dtype, round; /* F32 or BF16; of the output */
 };
 
-/* Bytes of dynamic shared memory of delta_prepare and delta_scan, and of a term of
- * a chunk's queries or keys. */
+/* Bytes of dynamic shared memory of delta_prepare and delta_scan, and of one term
+ * of a chunk's queries or keys. */
 enum {
     DELTA_PREPARE_FIXED = DELTA_CHUNK * DELTA_SQUARE * 4,
     DELTA_SCAN_FRAGMENTS = (2 * (8 + 4) * 3) * 512, /* of 2 warps: state 8, R 4, three terms each */

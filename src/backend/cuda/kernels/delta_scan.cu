@@ -21,8 +21,7 @@
  *         what those leave in shared memory, S' and R' already cut into terms.
  *         In three steps: S'K', R = T B, the new state; and one step behind, S'Q' and the rest of the
  *         outputs. What shared memory holds of a chunk comes by itself as soon as its place is free; keys
- *         are needed at once, so they have two places where the card has room for them.
- */
+ *         are needed at once, so they have two places where the card has room for them. */
 #include "backend/cuda/kernels/delta.cuh"
 #include "backend/cuda/kernels/mma.cuh"
 
@@ -434,25 +433,44 @@ DEVICE void copy_square(const struct scan_shared *s, const struct delta_args &a,
 
 /* ---- the state, [128][128] of the pool and S' of the warp's columns ---- */
 
+/* Where value i of a thread lies, from its first. */
+DEVICE int state_offset(int i)
+{
+    return (i / 4 * 8 + i % 2) * DELTA_DIM + i % 4 / 2 * 8;
+}
+
 DEVICE void load_state(float (*S)[4], const struct delta_args &a, size_t at,
                        const struct scan_place *p)
 {
-    UNROLL
-    for (int i = 0; i < D_TILES * 4; i++) {
-        int d = i / 4 * 8 + 2 * p->t + i % 2, j = p->column + p->g + i % 4 / 2 * 8;
+    bool is_f32 = a.state_dtype == DTYPE_F32;
 
-        S[i / 4][i % 4] = load_f32(a.state_dtype, a.state, at + d * DELTA_DIM + j);
+    at += (size_t)(2 * p->t * DELTA_DIM + p->column + p->g);
+    if (is_f32) { /* one question and not one for each value, so that all loads are on their way */
+        UNROLL
+        for (int i = 0; i < D_TILES * 4; i++) {
+            S[i / 4][i % 4] = ((const float *)a.state)[at + state_offset(i)];
+        }
+    } else {
+        UNROLL
+        for (int i = 0; i < D_TILES * 4; i++) {
+            S[i / 4][i % 4] = bf16_to_f32(((const uint16_t *)a.state)[at + state_offset(i)]);
+        }
     }
 }
 
 DEVICE void store_state(const float (*S)[4], const struct delta_args &a, size_t at,
                         const struct scan_place *p)
 {
+    bool is_f32 = a.state_dtype == DTYPE_F32;
+
+    at += (size_t)(2 * p->t * DELTA_DIM + p->column + p->g);
     UNROLL
     for (int i = 0; i < D_TILES * 4; i++) {
-        int d = i / 4 * 8 + 2 * p->t + i % 2, j = p->column + p->g + i % 4 / 2 * 8;
-
-        store_f32(a.state_dtype, a.state, at + d * DELTA_DIM + j, S[i / 4][i % 4]);
+        if (is_f32) {
+            ((float *)a.state)[at + state_offset(i)] = S[i / 4][i % 4];
+        } else {
+            ((uint16_t *)a.state)[at + state_offset(i)] = bf16_from_f32(S[i / 4][i % 4]);
+        }
     }
 }
 
@@ -468,6 +486,7 @@ template <int TERMS> DEVICE void scan(const struct delta_args &a)
     struct step_span span = {0, 0, 0, 0, 0, 0};
     struct scan_shared s;
     uint16_t *keys = planes + TERMS * PLANE;
+    uint4 *fragments = (uint4 *)(keys + a.key_buffers * TERMS * PLANE);
     int value_column = (2 * a.nk + p.h) * DELTA_DIM + p.column - warp % 2 * 16;
     float *values;
     size_t state_at;
@@ -475,12 +494,9 @@ template <int TERMS> DEVICE void scan(const struct delta_args &a)
 
     s.queries = planes;
     s.keys = keys;
-    s.state =
-        (uint4 *)(keys + a.key_buffers * TERMS * PLANE) + warp % 2 * D_STEPS * TERMS_F32 * FRAGMENT;
-    s.r = (uint4 *)(keys + a.key_buffers * TERMS * PLANE) +
-          (2 * D_STEPS + warp % 2 * T_STEPS) * TERMS_F32 * FRAGMENT;
-    s.square = (float *)((uint4 *)(keys + a.key_buffers * TERMS * PLANE) +
-                         2 * (D_STEPS + T_STEPS) * TERMS_F32 * FRAGMENT);
+    s.state = fragments + warp % 2 * D_STEPS * TERMS_F32 * FRAGMENT;
+    s.r = fragments + (2 * D_STEPS + warp % 2 * T_STEPS) * TERMS_F32 * FRAGMENT;
+    s.square = (float *)(fragments + 2 * (D_STEPS + T_STEPS) * TERMS_F32 * FRAGMENT);
     s.factors = s.square + DELTA_CHUNK * DELTA_SQUARE;
     values = s.factors + DELTA_CHUNK * DELTA_FACTORS;
     s.values = values + warp % 2 * 16;
