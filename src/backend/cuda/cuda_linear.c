@@ -10,11 +10,11 @@
  *                       weights, where it reads memory in longer runs
  *          _any         every shape
  *        More rows than a kernel takes become more blocks; then weights are read once for each. */
+#include <string.h>
+
 #include "backend/cuda/cuda_linear_gemm.h"
 #include "backend/cuda/kernels/linear_args.h"
 #include "base/size.h"
-
-#include <string.h>
 
 #define KERNELS_GEMV(X)                                                                            \
     X(linear_gemv_f32_1)                                                                           \
