@@ -1,8 +1,9 @@
 # The kernels of backend/cuda compiled by nvcc and put into the program.
 #
-# One kernels/X.cu becomes one fat binary (machine code for several cards, and PTX that a driver compiles
-# for cards that came later); a generated C file holds them all and their table (cuda_images.h). Without
-# kernels the table is empty, and the program says so when it is asked for a card.
+# One kernels/X.cu becomes one fat binary: machine code for several cards; when it is for all of them, also
+# PTX, which a driver compiles for cards that came later. A generated C file holds the fat binaries and
+# their table (cuda_images.h). Without kernels the table is empty, and the program says so when it is
+# asked for a card.
 #
 #   SPILLWAY_CUDA        auto: where nvcc is, for the cards of this machine; ON: needs nvcc; OFF
 #   SPILLWAY_CUDA_ARCHS  cards as nvcc names them; empty: those of this machine; all: every card that
@@ -11,7 +12,8 @@
 # What nvcc says of registers and spills is kept beside each fat binary, for tools/cuda_report.
 set(SPILLWAY_CUDA auto CACHE STRING "kernels for NVIDIA cards: auto, ON, OFF")
 set(SPILLWAY_CUDA_ARCHS "" CACHE STRING "compute capabilities, for example 86;90a; empty: of the cards here; all")
-set(cuda_archs_all 75 80 86 89 90a 120a)
+# All: machine code of 80 is that of 86 too, and PTX of 90 serves what came later.
+set(cuda_archs_all 75 80 89 90a 120a)
 set(cuda_ptx 90)
 
 # The cards of this machine, as nvcc names them.
@@ -79,8 +81,10 @@ function(cuda_kernels target)
   foreach(arch ${cuda_archs})
     list(APPEND flags -gencode=arch=compute_${arch},code=sm_${arch})
   endforeach()
-  if(cuda_archs)
+  if(cuda_archs STREQUAL cuda_archs_all)
     list(APPEND flags -gencode=arch=compute_${cuda_ptx},code=compute_${cuda_ptx})
+  endif()
+  if(cuda_archs)
     file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/backend/cuda/kernels/*.cu)
   endif()
   foreach(file ${kernels})

@@ -1,21 +1,7 @@
 /* cuda_families.c - which family of functions does which kind of operation.
  *
- * Place: backend/cuda. A family that is not part of the program yet is NULL here. */
+ * Place: backend/cuda. */
 #include "backend/cuda/cuda_private.h"
-
-#pragma weak cuda_embed
-#pragma weak cuda_norm
-#pragma weak cuda_linear
-#pragma weak cuda_conv
-#pragma weak cuda_delta
-#pragma weak cuda_qkv
-#pragma weak cuda_attention
-#pragma weak cuda_route
-#pragma weak cuda_experts
-#pragma weak cuda_swiglu
-#pragma weak cuda_add_shared
-#pragma weak cuda_rows_check
-#pragma weak cuda_gather
 
 const struct cuda_family *cuda_family_of(enum op_kind kind)
 {
