@@ -49,7 +49,7 @@ DEVICE void load_rows(const struct attention_args *a, const struct attention_til
                       const struct any_shared *s, const uint8_t *data, const float *scales,
                       int token, int n)
 {
-    size_t row = kv_row(a, t, token), first = row * (size_t)a->hd;
+    size_t row = kv_row(a, t, kv_page(a, t, token), token), first = row * (size_t)a->hd;
 
     for (int i = (int)threadIdx.x / WARP; i < ANY_TOKENS; i += ANY_THREADS / WARP) {
         float scale = scales && i < n ? scales[row + (size_t)i] : 1.0f;

@@ -85,10 +85,10 @@ DEVICE void flash_load_queries(const struct attention_args *a, const struct atte
 /* Begins to copy a tile's keys and values; zeros past the context's end, whatever the page holds there. */
 template <class S>
 DEVICE void flash_copy(const struct attention_args *a, const struct attention_tile *t,
-                       const struct flash_shared *s, int token, int buffer)
+                       const struct flash_shared *s, int32_t page, int token, int buffer)
 {
     enum { ROW = S::HD * (S::IS_F8 ? 1 : 2), ROW_CHUNKS = ROW / 16 };
-    size_t row = kv_row(a, t, token), first = row * ROW;
+    size_t row = kv_row(a, t, page, token), first = row * ROW;
     int me = (int)threadIdx.x;
 
     UNROLL
@@ -357,6 +357,7 @@ template <class S> DEVICE void flash_attend(const struct attention_args *a, unsi
     struct attention_tile t;
     struct flash_state<S> st;
     int buffer = 0, lane, warp_end;
+    int32_t page; /* of the next tile */
 
     if (a->splits_max > 0
             ? !attention_short_tile(a, S::LANES, (int)blockIdx.x, (int)blockIdx.y, (int)blockIdx.z,
@@ -364,7 +365,7 @@ template <class S> DEVICE void flash_attend(const struct attention_args *a, unsi
             : !attention_long_tile(a, S::LANES, (int)blockIdx.x, (int)blockIdx.y, &t)) {
         return;
     }
-    flash_copy<S>(a, &t, &s, t.token, 0);
+    flash_copy<S>(a, &t, &s, kv_page(a, &t, t.token), t.token, 0);
     copy_commit();
     flash_load_queries<S>(a, &t, s.q);
     flash_init<S>(a, &t, &st);
@@ -373,6 +374,7 @@ template <class S> DEVICE void flash_attend(const struct attention_args *a, unsi
     if (lane >= t.lane_end) {
         warp_end = 0; /* only keeps the barriers company */
     }
+    page = kv_page(a, &t, t.token + S::TOKENS);
     for (int token = t.token; token < t.token_end; token += S::TOKENS) {
         float score[S::TOKENS / 8][4];
         uint32_t p[S::TOKENS / 8][2];
@@ -384,8 +386,9 @@ template <class S> DEVICE void flash_attend(const struct attention_args *a, unsi
             block_sync();
         }
         if (token + S::TOKENS < t.token_end) {
-            flash_copy<S>(a, &t, &s, token + S::TOKENS, buffer ^ 1);
+            flash_copy<S>(a, &t, &s, page, token + S::TOKENS, buffer ^ 1);
             copy_commit();
+            page = kv_page(a, &t, token + 2 * S::TOKENS);
         }
         if (token < warp_end) {
             flash_scores<S>(s.q, s.k + buffer * S::TILE, score);

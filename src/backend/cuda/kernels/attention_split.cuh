@@ -101,11 +101,11 @@ DEVICE uint4 split_load(const uint8_t *p, bool is_there)
 
 template <enum dtype ACT, enum dtype KV, int HD>
 DEVICE void split_load_keys(const struct attention_args *a, const struct attention_tile *t,
-                            int token, struct split_keys<ACT, KV, HD> *k)
+                            int32_t page, int token, struct split_keys<ACT, KV, HD> *k)
 {
     using S = split_shape<ACT, KV, HD>;
     int g = (int)threadIdx.x % WARP / 4, part = (int)threadIdx.x % 4;
-    size_t first = kv_row(a, t, token);
+    size_t first = kv_row(a, t, page, token);
     const uint8_t *rows = a->cache.k + (first + (size_t)g) * S::ROW_BYTES + part * 16;
 
     UNROLL
@@ -123,11 +123,11 @@ DEVICE void split_load_keys(const struct attention_args *a, const struct attenti
 
 template <enum dtype ACT, enum dtype KV, int HD>
 DEVICE void split_load_values(const struct attention_args *a, const struct attention_tile *t,
-                              int token, struct split_values<ACT, KV, HD> *v)
+                              int32_t page, int token, struct split_values<ACT, KV, HD> *v)
 {
     using S = split_shape<ACT, KV, HD>;
     int g = (int)threadIdx.x % WARP / 4, part = (int)threadIdx.x % 4;
-    size_t first = kv_row(a, t, token);
+    size_t first = kv_row(a, t, page, token);
     const uint8_t *rows = a->cache.v + (first + (size_t)(4 * part)) * S::ROW_BYTES + g * 16;
 
     UNROLL
@@ -391,6 +391,7 @@ template <enum dtype ACT, enum dtype KV, int HD>
 DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
 {
     int warp = (int)threadIdx.x / WARP, token;
+    int32_t page; /* of the next strip */
     int span = (int)blockIdx.z / ceil_div(a->rows_each * a->group, SPLIT_LANES);
     struct split_shared s = split_shared_cut<HD>(shared);
     struct attention_tile t;
@@ -408,10 +409,12 @@ DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
     if (token + 16 > t.span.position) {
         depend_wait();
     }
+    page = kv_page(a, &t, token);
     if (token < t.token_end) {
-        split_load_keys<ACT, KV, HD>(a, &t, token, &k);
-        split_load_values<ACT, KV, HD>(a, &t, token, &v);
+        split_load_keys<ACT, KV, HD>(a, &t, page, token, &k);
+        split_load_values<ACT, KV, HD>(a, &t, page, token, &v);
     }
+    page = kv_page(a, &t, token + ATTENTION_PAGE);
     split_init<ACT, KV, HD>(a, &t, &st);
     depend_wait();
     split_load_queries<ACT, KV, HD>(a, &t, &s);
@@ -422,14 +425,15 @@ DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
 
         split_scores<ACT, KV, HD>(&k, s.q, score);
         if (next < t.token_end) {
-            split_load_keys<ACT, KV, HD>(a, &t, next, &k);
+            split_load_keys<ACT, KV, HD>(a, &t, page, next, &k);
         }
         split_softmax<ACT, KV, HD>(a, &st, score, token, k_scale, v.scale, p);
         warp_sync();
         split_weigh<ACT, KV, HD>(&st, &v, p);
         warp_sync();
         if (next < t.token_end) {
-            split_load_values<ACT, KV, HD>(a, &t, next, &v);
+            split_load_values<ACT, KV, HD>(a, &t, page, next, &v);
+            page = kv_page(a, &t, next + ATTENTION_PAGE);
         }
     }
     split_store<ACT, KV, HD>(a, &t, span, &st, &s);

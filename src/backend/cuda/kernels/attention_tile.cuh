@@ -135,11 +135,17 @@ DEVICE int attention_visible(const struct attention_args *a, const struct attent
     return t->span.position + lane / a->group + 1;
 }
 
-/* A token's row of a KV head in the layer's cache: of hd elements, and of one scale. */
-DEVICE size_t kv_row(const struct attention_args *a, const struct attention_tile *t, int token)
+/* The page that holds a token; past the context's end, its last page. Asked for a strip ahead, so that
+ * no copy waits for it. */
+DEVICE int32_t kv_page(const struct attention_args *a, const struct attention_tile *t, int token)
 {
-    int32_t page = a->view.pages[t->span.pages_at + token / ATTENTION_PAGE];
+    return a->view.pages[t->span.pages_at + smaller(token, t->token_end - 1) / ATTENTION_PAGE];
+}
 
+/* A token's row of a KV head in the layer's cache: of hd elements, and of one scale. */
+DEVICE size_t kv_row(const struct attention_args *a, const struct attention_tile *t, int32_t page,
+                     int token)
+{
     return ((size_t)page * (size_t)a->nkv + (size_t)t->kv_head) * ATTENTION_PAGE +
            (size_t)(token % ATTENTION_PAGE);
 }
