@@ -29,28 +29,45 @@ DEVICE struct step_span recurrent_span(const struct delta_args &a)
     return span;
 }
 
-/* Four values of a state. */
-DEVICE void load_state4(float v[4], enum dtype t, const void *state, size_t at)
+/* A thread's part of the state, its first value being at `at`. The type is asked for once and not for each
+ * row, so that all loads are on their way before the first is used. */
+DEVICE void load_state(float (*S)[4], enum dtype t, const void *state, size_t at)
 {
     if (t == DTYPE_F32) {
-        load4(v, (const float *)state + at);
+        UNROLL
+        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+            load4(S[i], (const float *)state + at + i * DELTA_DIM);
+        }
     } else {
-        uint2 w = *(const uint2 *)((const uint16_t *)state + at);
+        uint2 w[STEP_ROWS_OF_WARP];
 
-        v[0] = bf16_to_f32((uint16_t)w.x);
-        v[1] = bf16_to_f32((uint16_t)(w.x >> 16));
-        v[2] = bf16_to_f32((uint16_t)w.y);
-        v[3] = bf16_to_f32((uint16_t)(w.y >> 16));
+        UNROLL
+        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+            w[i] = *(const uint2 *)((const uint16_t *)state + at + i * DELTA_DIM);
+        }
+        UNROLL
+        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+            S[i][0] = f32_from_bits(w[i].x << 16);
+            S[i][1] = f32_from_bits(w[i].x & 0xffff0000u);
+            S[i][2] = f32_from_bits(w[i].y << 16);
+            S[i][3] = f32_from_bits(w[i].y & 0xffff0000u);
+        }
     }
 }
 
-DEVICE void store_state4(enum dtype t, void *state, size_t at, const float v[4])
+DEVICE void store_state(enum dtype t, void *state, size_t at, const float (*S)[4])
 {
     if (t == DTYPE_F32) {
-        store4((float *)state + at, v);
+        UNROLL
+        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+            store4((float *)state + at + i * DELTA_DIM, S[i]);
+        }
     } else {
-        *(uint2 *)((uint16_t *)state + at) =
-            make_uint2(bf16_pair_from_f32(v[0], v[1]), bf16_pair_from_f32(v[2], v[3]));
+        UNROLL
+        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+            *(uint2 *)((uint16_t *)state + at + i * DELTA_DIM) = make_uint2(
+                bf16_pair_from_f32(S[i][0], S[i][1]), bf16_pair_from_f32(S[i][2], S[i][3]));
+        }
     }
 }
 
@@ -184,11 +201,12 @@ KERNEL(delta_step, delta_args, DELTA_THREADS, 2)
         return;
     }
 
-    UNROLL
-    for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
-        S[i][0] = S[i][1] = S[i][2] = S[i][3] = 0;
-        if (!span.state_is_zero) {
-            load_state4(S[i], a.state_dtype, a.state, state_at + i * DELTA_DIM);
+    if (!span.state_is_zero) {
+        load_state(S, a.state_dtype, a.state, state_at);
+    } else {
+        UNROLL
+        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
+            S[i][0] = S[i][1] = S[i][2] = S[i][3] = 0;
         }
     }
     for (int t = 0; t < span.n_rows; t++) {
@@ -217,10 +235,7 @@ KERNEL(delta_step, delta_args, DELTA_THREADS, 2)
         }
         step_update(&r, inverse_k, delta, S);
     }
-    UNROLL
-    for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
-        store_state4(a.state_dtype, a.state, state_at + i * DELTA_DIM, S[i]);
-    }
+    store_state(a.state_dtype, a.state, state_at, S);
 }
 
 /* ---- heads of any size ---- */
