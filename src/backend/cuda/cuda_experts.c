@@ -22,8 +22,8 @@ enum {
     CHUNK_BYTES_16 = EXPERTS_CHUNK * 2,                        /* of a row of x */
     STATIC_SHARED = 12 << 10,                                  /* more than any kernel has */
     TILE_WEIGHT_BYTES = EXPERTS_TILE_THREADS * 4 * UNIT_BYTES, /* of a stage */
-    GATE_CHUNKS = 2,                                           /* as in experts_decode.cu */
-    DOWN_CHUNKS = 4,
+    PART_BYTES = 2 * 32 * UNIT_BYTES,                          /* of a chunk of 16 weight rows */
+    DECODE_WARPS = EXPERTS_DECODE_THREADS / 32,
 };
 
 /* The kernels for bfloat16 are followed by those for float16. */
@@ -279,19 +279,21 @@ static enum status launch(const struct segment *s, size_t kernel, size_t blocks,
     return cuda_launch(s->be, &cuda_experts, kernel, grid, &s->args, err);
 }
 
-static size_t gate_decode_shared(const struct op *op, size_t n_rows)
+static size_t gate_decode_shared(const struct op *op, size_t group_max)
 {
     size_t n_inputs = op->kernel == name_perm ? 2 : 1; /* for gate and for up */
+    size_t chunk = 2 * PART_BYTES + n_inputs * group_max * CHUNK_BYTES_16;
 
-    return (size_t)EXPERTS_DECODE_THREADS / 32 * GATE_CHUNKS * n_inputs * n_rows * CHUNK_BYTES_16;
+    return (size_t)DECODE_WARPS * EXPERTS_GATE_CHUNKS * chunk;
 }
 
-static size_t down_decode_shared(const struct op *op, size_t n_rows, size_t threads)
+static size_t down_decode_shared(const struct op *op, size_t n_rows, size_t group_max,
+                                 size_t stages)
 {
-    size_t n_pairs = n_rows * op->u.experts.top_k;
+    size_t chunk = stages * PART_BYTES + group_max * CHUNK_BYTES_16;
+    size_t results = n_rows * op->u.experts.top_k * (EXPERTS_DECODE_COLS + 2) * sizeof(float);
 
-    return threads / 32 * DOWN_CHUNKS * n_rows * CHUNK_BYTES_16 +
-           n_pairs * (EXPERTS_DECODE_COLS + 2) * sizeof(float);
+    return (size_t)DECODE_WARPS * EXPERTS_DOWN_CHUNKS * chunk + results;
 }
 
 static bool fits_shared(const struct cuda_backend *be, size_t dynamic)
@@ -299,29 +301,40 @@ static bool fits_shared(const struct cuda_backend *be, size_t dynamic)
     return dynamic + STATIC_SHARED <= be->card.shared_bytes_max;
 }
 
-static bool fits_decode(const struct cuda_backend *be, const struct op *op, size_t n_rows)
+/* Whether a step of so many rows is for the decode kernels: group_max is how many pairs of an expert they take
+ * together, as many as there is shared memory for; it changes no result. */
+static bool fits_decode(const struct cuda_backend *be, const struct op *op, size_t n_rows,
+                        size_t *group_max)
 {
-    return n_rows <= EXPERTS_DECODE_MAX && fits_shared(be, gate_decode_shared(op, n_rows)) &&
-           fits_shared(be, down_decode_shared(op, n_rows, EXPERTS_DECODE_THREADS));
+    *group_max = n_rows;
+    if (n_rows > EXPERTS_DECODE_MAX) {
+        return false;
+    }
+    while (*group_max > 0 && (!fits_shared(be, gate_decode_shared(op, *group_max)) ||
+                              !fits_shared(be, down_decode_shared(op, n_rows, *group_max, 1)))) {
+        *group_max /= 2;
+    }
+    return *group_max > 0;
 }
 
-static enum status run_decode(const struct segment *s, struct error *err)
+static enum status run_decode(struct segment *s, size_t group_max, struct error *err)
 {
     const struct op_experts *u = &s->op->u.experts;
-    size_t threads = EXPERTS_DECODE_THREADS;
-    enum status rc =
-        launch(s, GATE_UP_DECODE + s->half, s->n_pairs * (u->width / EXPERTS_DECODE_COLS),
-               EXPERTS_DECODE_THREADS, gate_decode_shared(s->op, s->n_rows), err);
+    bool is_one_step =
+        s->n_pairs <= DECODE_WARPS && u->width <= EXPERTS_DOWN_CHUNKS * EXPERTS_CHUNK;
+    size_t stages =
+        !is_one_step && fits_shared(s->be, down_decode_shared(s->op, s->n_rows, group_max, 2)) ? 2
+                                                                                               : 1;
+    enum status rc;
 
-    /* With more pairs than warps, more warps: a warp has one expert at a time. */
-    if (s->n_rows > 1 && fits_shared(s->be, down_decode_shared(s->op, s->n_rows, 2 * threads))) {
-        threads *= 2;
-    }
-    if (rc == OK) {
-        rc = launch(s, DOWN_DECODE + s->half, u->out.cols / EXPERTS_DECODE_COLS, threads,
-                    down_decode_shared(s->op, s->n_rows, threads), err);
-    }
-    return rc;
+    s->args.group_max = (int32_t)group_max;
+    s->args.stages = (int32_t)stages;
+    rc = launch(s, GATE_UP_DECODE + s->half, s->n_pairs * (u->width / EXPERTS_DECODE_COLS),
+                EXPERTS_DECODE_THREADS, gate_decode_shared(s->op, group_max), err);
+    return rc == OK ? launch(s, DOWN_DECODE + s->half, u->out.cols / EXPERTS_DECODE_COLS,
+                             EXPERTS_DECODE_THREADS,
+                             down_decode_shared(s->op, s->n_rows, group_max, stages), err)
+                    : rc;
 }
 
 /* Tiles of at most so many slots that a segment can have. */
@@ -440,7 +453,7 @@ static enum status experts_run(struct cuda_backend *be, const struct op *op, voi
                                const struct cuda_shape *shape, const struct state_pools *state,
                                struct error *err)
 {
-    size_t n_rows = cuda_op_rows(op, shape);
+    size_t n_rows = cuda_op_rows(op, shape), group_max;
     enum status rc = OK;
 
     (void)state;
@@ -451,9 +464,13 @@ static enum status experts_run(struct cuda_backend *be, const struct op *op, voi
             return error_set(err, ERR_INTERNAL, "experts '%s' of layer %d: no scratch", op->name,
                              op->layer);
         }
-        rc = op->kernel == name_plain      ? run_plain(&s, err)
-             : fits_decode(be, op, n_rows) ? run_decode(&s, err)
-                                           : run_tiles(&s, err);
+        if (op->kernel == name_plain) {
+            rc = run_plain(&s, err);
+        } else if (fits_decode(be, op, n_rows, &group_max)) {
+            rc = run_decode(&s, group_max, err);
+        } else {
+            rc = run_tiles(&s, err);
+        }
     }
     return rc;
 }

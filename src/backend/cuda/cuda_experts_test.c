@@ -324,7 +324,8 @@ static void plain_as_the_cpu_has_it(void **state)
         {"7 rows", 2, {1, 6}, 0},
         {"19 rows", 3, {9, 1, 9}, 2},
     };
-    static const struct sizes quantised = {4, 2, 192, 96, 65}, dense = {3, 2, 63, 33, 70};
+    static const struct sizes quantised = {4, 2, 192, 96, 65}, dense = {3, 2, 63, 33, 70},
+                              dense_wide = {3, 2, 68, 36, 70};
     static const enum dtype rounds[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     uint64_t seed = 13;
     struct cuda_pair p;
@@ -335,7 +336,11 @@ static void plain_as_the_cpu_has_it(void **state)
         const struct kind *k = c / 3 < N_INT4 ? &INT4[c / 3] : &OTHER[c / 3 - N_INT4];
         struct layer l;
 
-        layer_make(&l, k->kind == WEIGHT_DENSE ? dense : quantised, k, 1, &seed);
+        layer_make(&l,
+                   k->kind != WEIGHT_DENSE ? quantised
+                   : c % 2                 ? dense_wide
+                                           : dense,
+                   k, 1, &seed);
         for (size_t j = 0; j < 3; j++) {
             compare(&p, &l, &jobs[j], rounds[c % 3], k->name, "experts plain cuda", &seed);
         }
@@ -438,7 +443,8 @@ static void bad_choices_do_nothing(void **state)
 /* Older cards: what has no instructions there is computed in float32. */
 static void older_cards(void **state)
 {
-    static const struct job jobs[] = {{"one row", 1, {1}, 0}, {"12 rows", 1, {12}, 2}};
+    static const struct job jobs[] = {
+        {"one row", 1, {1}, 0}, {"6 sequences", 6, {1, 1, 1, 1, 1, 1}, 2}, {"12 rows", 1, {12}, 2}};
     static const struct sizes is = {3, 2, 128, 128, 32};
     uint64_t seed = 16;
     struct cuda_pair p;
@@ -447,7 +453,7 @@ static void older_cards(void **state)
     (void)state;
     cuda_pair_open_sm(&p, 75);
     layer_make(&l, is, &INT4[0], 1, &seed);
-    for (size_t j = 0; j < 2; j++) {
+    for (size_t j = 0; j < 3; j++) {
         compare(&p, &l, &jobs[j], DTYPE_BF16, "7.5", "experts plain cuda", &seed);
         compare(&p, &l, &jobs[j], DTYPE_F16, "7.5", "experts int4 cuda", &seed);
     }

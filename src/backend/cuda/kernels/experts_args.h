@@ -19,11 +19,14 @@ enum {
     EXPERTS_CHOICES_MAX = 64,
     EXPERTS_TILE_MAX = 64,  /* slots of a tile of the matrix kernels */
     EXPERTS_PLAIN_TILE = 8, /* of the plain kernels */
+    EXPERTS_GATE_CHUNKS =
+        2, /* of a weight row that a warp of the decode kernels has on their way */
+    EXPERTS_DOWN_CHUNKS = 4,
 };
 
 /* Threads of a block. */
 enum {
-    EXPERTS_DECODE_THREADS = 256, /* the second launch may have twice as many */
+    EXPERTS_DECODE_THREADS = 256,
     EXPERTS_TILE_THREADS = 128,
     EXPERTS_PLAIN_THREADS = 256,
     EXPERTS_ROW_THREADS = 256, /* sort, gather, sum */
@@ -60,7 +63,8 @@ struct experts_args {
     int32_t n_experts, top_k, hidden, width, n_out;
     int32_t round;            /* enum dtype: of x, gate, up and their product */
     int32_t has_perm;         /* some expert's inputs are sorted: `mid` is in plain order */
-    int32_t tile_max, stages; /* of the matrix kernels: slots of a tile, depth of their ring */
+    int32_t group_max;        /* decode: pairs of an expert that are taken together */
+    int32_t tile_max, stages; /* slots of a tile, depth of the ring of weights */
     /* Of all matrices in the same place, for the matrix kernels */
     int32_t dtype[EXPERTS_MATRICES], group[EXPERTS_MATRICES];
     /* scratch */

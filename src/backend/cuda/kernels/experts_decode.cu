@@ -2,17 +2,19 @@
  *
  * Place: backend/cuda/kernels; cuda_experts.c launches it for at most EXPERTS_DECODE_MAX rows.
  * Idea:  what counts is that all weights are asked for at once. First launch: a block has 16 columns of
- *        gate and up of one expert, its warps share out the inputs, so each thread has eight loads of 16
+ *        gate and up of one expert, its warps share out the inputs, so each thread has eight copies of 16
  *        bytes on their way and then is nearly done; partial sums meet in shared memory. Second launch: a
  *        block has 16 output columns of all experts, a warp takes whole experts; the sum over a row's
  *        choices is in the block, in the order of idx, so no further pass is needed.
  * Pairs: pairs of one expert are columns of the same matrix instructions, so that its weights are read
  *        once. Every warp finds them for itself: there are few, and a table would be one more launch.
  * Early: the first kernel lets the second begin only when it has itself waited for the router. So the second
- *        may read the choices, and ask for its weights, while the first still runs. */
+ *        may read the choices, and ask for its weights, while the first still runs. For this both have to
+ *        fit on a multiprocessor together: weights arrive in shared memory, not in registers. A thread
+ *        copies just what it will read itself, so that takes no barrier. */
 #include "backend/cuda/kernels/experts_int4.cuh"
 
-/* Pairs of one expert, up to eight, for one warp. */
+/* Pairs of one expert, up to group_max, for one warp. */
 struct pair_group {
     int expert; /* -1: `pair` is not the first of a group, or chose no expert */
     int n;
@@ -24,26 +26,17 @@ DEVICE int row_count(const struct experts_args *a)
     return max(0, min(*a->n_rows - a->row0, a->rows_max));
 }
 
-/* Rows of x that a group has at the most: no more than rows, unless a row names an expert twice, which costs
- * it a group of its own. */
-DEVICE int group_max(const struct experts_args *a)
-{
-    return min(a->rows_max, (int)EXPERTS_DECODE_MAX);
-}
-
 /* Groups are cut in the order of pairs: `pair` begins one if the number of pairs before it with the same
- * expert is a multiple of group_max. */
+ * expert is a multiple of group_max. Choices past the step's rows may be read, but do not count. */
 DEVICE struct pair_group group_of(const struct experts_args *a, int n_pairs, int pair)
 {
     int lane = (int)threadIdx.x % WARP, g = lane / 4, seen = 0, before = 0;
+    int pairs_max = a->rows_max * a->top_k;
     struct pair_group r = {a->idx[pair], 0, pair};
 
-    if (r.expert < 0 || r.expert >= a->n_experts) {
-        r.expert = -1;
-        return r;
-    }
     for (int base = 0; base < n_pairs; base += WARP) {
-        uint32_t same = warp_ballot(base + lane < n_pairs && a->idx[base + lane] == r.expert);
+        int other = base + lane < pairs_max ? a->idx[base + lane] : -1;
+        uint32_t same = warp_ballot(base + lane < n_pairs && other == r.expert);
 
         if (base <= pair) {
             uint32_t lower = base + WARP <= pair ? ~0u : (1u << (pair - base)) - 1u;
@@ -54,73 +47,97 @@ DEVICE struct pair_group group_of(const struct experts_args *a, int n_pairs, int
             int at = base + __ffs((int)same) - 1;
 
             same &= same - 1;
-            if (at >= pair && seen < group_max(a)) {
+            if (at >= pair && seen < a->group_max) {
                 r.column = seen == g ? at : r.column;
                 seen++;
             }
         }
     }
     r.n = seen;
-    if (before % group_max(a) != 0) {
+    if (r.expert < 0 || r.expert >= a->n_experts || before % a->group_max != 0) {
         r.expert = -1;
     }
     return r;
 }
 
-/* --- gate and up --- */
-
-enum {
-    GATE_WARPS = EXPERTS_DECODE_THREADS / WARP,
-    GATE_CHUNKS = 2, /* that a warp has on their way */
-    SUM_STRIDE =
-        2 * EXPERTS_DECODE_COLS + 4, /* of a row of x in the partial sums, apart in banks */
-};
-
-/* One chunk of the group's rows, in the order of perm, into shared memory. */
-template <int TYPE>
-DEVICE void stage_x(uint4 *units, const struct experts_args *a, const struct pair_group *group,
-                    const int32_t *perm, int chunk)
-{
-    int lane = (int)threadIdx.x % WARP, k = 4 * lane;
-    int4 from = make_int4(k, k + 1, k + 2, k + 3);
-
-    if (perm) {
-        from = *(const int4 *)(perm + chunk * EXPERTS_CHUNK + k);
-    }
-    for (int j = 0; j < group->n; j++) {
-        int row = shuffle(group->column, 4 * j) / a->top_k;
-        const float *x = a->x + (size_t)row * (size_t)a->hidden;
-        float v[4];
-
-        if (perm) {
-            v[0] = x[from.x];
-            v[1] = x[from.y];
-            v[2] = x[from.z];
-            v[3] = x[from.w];
-        } else {
-            float4 quad = *(const float4 *)(x + chunk * EXPERTS_CHUNK + k);
-
-            v[0] = quad.x;
-            v[1] = quad.y;
-            v[2] = quad.z;
-            v[3] = quad.w;
-        }
-        pack_quad<TYPE>(units + j * CHUNK_UNITS, k, v, unit_flip(j));
-    }
-}
-
-DEVICE void load_part(struct weight_part *p, const struct experts_matrix *w, int32_t dtype,
-                      int32_t group, int n_in, int row, int chunk)
+/* One chunk of 16 weight rows on its way to units [2][WARP] in shared memory. */
+DEVICE void copy_part(uint4 *units, const struct experts_matrix *w, int n_in, int row, int chunk)
 {
     int lane = (int)threadIdx.x % WARP;
     size_t row_bytes = (size_t)n_in / 2;
     const uint8_t *data = w->data + (size_t)(row + lane / 4) * row_bytes +
                           (size_t)(chunk * CHUNK_BYTES + lane % 4 * 16);
 
-    p->block[0] = stream16(data);
-    p->block[1] = stream16(data + 8 * row_bytes);
-    load_scales(p, w->scales, w->zeros, dtype, row + lane / 4, n_in / group,
+    copy16_async(units + lane, data, true);
+    copy16_async(units + WARP + lane, data + 8 * row_bytes, true);
+}
+
+DEVICE void load_part(struct weight_part *p, const struct experts_matrix *w, int32_t dtype,
+                      int32_t group, int n_in, int row, int chunk)
+{
+    load_scales(p, w->scales, w->zeros, dtype, row + (int)threadIdx.x % WARP / 4, n_in / group,
                 chunk * EXPERTS_CHUNK / group);
+}
+
+DEVICE void fetch_part(struct weight_part *p, const uint4 *units)
+{
+    int lane = (int)threadIdx.x % WARP;
+
+    p->block[0] = units[lane];
+    p->block[1] = units[WARP + lane];
+}
+
+/* --- gate and up --- */
+
+enum {
+    GATE_WARPS = EXPERTS_DECODE_THREADS / WARP,
+    SUM_STRIDE =
+        2 * EXPERTS_DECODE_COLS + 4, /* of a row of x in the partial sums, apart in banks */
+    PART_UNITS = 2 * WARP,           /* of a chunk of 16 weight rows */
+};
+
+DEVICE void load_x(float v[4], const float *x, const int32_t *perm, int k)
+{
+    if (perm) {
+        int4 from = *(const int4 *)(perm + k);
+
+        v[0] = x[from.x];
+        v[1] = x[from.y];
+        v[2] = x[from.z];
+        v[3] = x[from.w];
+    } else {
+        float4 quad = *(const float4 *)(x + k);
+
+        v[0] = quad.x;
+        v[1] = quad.y;
+        v[2] = quad.z;
+        v[3] = quad.w;
+    }
+}
+
+/* A warp's chunks of the group's rows, in the order of perm, into shared memory. Chunks past the last are the
+ * last again. */
+template <int TYPE>
+DEVICE void stage_x(uint4 *units, const struct experts_args *a, const struct pair_group *group,
+                    const int32_t *perm, int chunk)
+{
+    int lane = (int)threadIdx.x % WARP, last = a->hidden / EXPERTS_CHUNK - 1;
+
+    for (int j = 0; j < group->n; j++) {
+        int row = shuffle(group->column, 4 * j) / a->top_k;
+        const float *x = a->x + (size_t)row * (size_t)a->hidden;
+        float v[EXPERTS_GATE_CHUNKS][4];
+
+        UNROLL
+        for (int c = 0; c < EXPERTS_GATE_CHUNKS; c++) {
+            load_x(v[c], x, perm, min(chunk + c, last) * EXPERTS_CHUNK + 4 * lane);
+        }
+        UNROLL
+        for (int c = 0; c < EXPERTS_GATE_CHUNKS; c++) {
+            pack_quad<TYPE>(units + (c * a->group_max + j) * CHUNK_UNITS, 4 * lane, v[c],
+                            unit_flip(j));
+        }
+    }
 }
 
 /* The warps' partial sums of gate and up, silu and the product: part is [warp][row of x][SUM_STRIDE]. */
@@ -148,70 +165,94 @@ DEVICE void finish_gate(const struct experts_args *a, const float *part, const i
     a->mid[(size_t)columns[j] * (size_t)a->width + at] = to_half_of(a->round, silu(gate) * up);
 }
 
-/* A block: 16 columns for the group that begins with its pair. Dynamic shared memory: for each warp two
- * chunks of the rows of x, once, or with has_perm for gate and for up. */
+/* The table of experts is read as soon as the choices are known; until then it comes nearer. */
+DEVICE void prefetch_table(const struct experts_args *a)
+{
+    size_t n = (size_t)a->n_experts * EXPERTS_MATRICES * sizeof *a->experts;
+    size_t at = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 128;
+
+    if (at < n) {
+        prefetch_line((const uint8_t *)a->experts + at);
+    }
+}
+
+/* Two chunks of gate and up, from chunk c0: acc is the warp's so far. weights: the warp's, [chunk][gate, up]
+ * [PART_UNITS]; x: [gate, up if has_perm][chunk][group_max][CHUNK_UNITS]. */
 template <int TYPE>
-DEVICE void gate_up(const struct experts_args *a, uint4 *staged, float *part, int32_t *columns)
+DEVICE void gate_up_step(float acc[2][1][1][4], const struct experts_args *a,
+                         const struct pair_group *group, int col0, int c0, uint4 *weights, uint4 *x)
+{
+    const struct experts_matrix *w = a->experts + (size_t)group->expert * EXPERTS_MATRICES;
+    int g = (int)threadIdx.x % WARP / 4, x_row = g < group->n ? g : 0;
+    int n_chunks = a->hidden / EXPERTS_CHUNK;
+    uint4 *x_up = x + (a->has_perm ? EXPERTS_GATE_CHUNKS * a->group_max * CHUNK_UNITS : 0);
+    struct weight_part p[EXPERTS_GATE_CHUNKS * 2];
+
+    UNROLL
+    for (int i = 0; i < EXPERTS_GATE_CHUNKS * 2; i++) {
+        int m = i % 2 ? EXPERTS_UP : EXPERTS_GATE;
+
+        copy_part(weights + i * PART_UNITS, w + m, a->hidden, col0, min(c0 + i / 2, n_chunks - 1));
+    }
+    copy_commit();
+    warp_sync(); /* the step before has been read */
+    stage_x<TYPE>(x, a, group, w[EXPERTS_GATE].perm, c0);
+    if (a->has_perm) {
+        stage_x<TYPE>(x_up, a, group, w[EXPERTS_UP].perm, c0);
+    }
+    UNROLL
+    for (int i = 0; i < EXPERTS_GATE_CHUNKS * 2; i++) {
+        int m = i % 2 ? EXPERTS_UP : EXPERTS_GATE;
+
+        load_part(&p[i], w + m, a->dtype[m], a->group[m], a->hidden, col0,
+                  min(c0 + i / 2, n_chunks - 1));
+    }
+    warp_sync();
+    copy_wait<0>();
+    UNROLL
+    for (int i = 0; i < EXPERTS_GATE_CHUNKS * 2; i++) {
+        const uint4 *row = (i % 2 ? x_up : x) + (i / 2 * a->group_max + x_row) * CHUNK_UNITS;
+
+        if (c0 + i / 2 < n_chunks) {
+            fetch_part(&p[i], weights + i * PART_UNITS);
+            multiply_chunk<TYPE, 1, 1>(acc[i % 2], &p[i], a->dtype[EXPERTS_GATE], row, row,
+                                       unit_flip(x_row));
+        }
+    }
+}
+
+/* A block: 16 columns for the group that begins with its pair. */
+template <int TYPE>
+DEVICE void gate_up(const struct experts_args *a, uint4 *dynamic, float *part, int32_t *columns)
 {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int g = lane / 4, t = lane % 4, n_tiles = a->width / EXPERTS_DECODE_COLS;
     int pair = (int)blockIdx.x / n_tiles, col0 = (int)blockIdx.x % n_tiles * EXPERTS_DECODE_COLS;
-    int n_chunks = a->hidden / EXPERTS_CHUNK, n_pairs, chunk_units, x_row;
-    float acc[2][1][4] = {};
-    const struct experts_matrix *w;
+    int warp_units = EXPERTS_GATE_CHUNKS * 2 * PART_UNITS;
+    int x_units = EXPERTS_GATE_CHUNKS * a->group_max * CHUNK_UNITS * (a->has_perm ? 2 : 1);
+    uint4 *weights = dynamic + warp * warp_units;
+    uint4 *x = dynamic + GATE_WARPS * warp_units + warp * x_units;
+    float acc[2][1][1][4] = {};
     struct pair_group group;
+    int n_pairs;
 
+    prefetch_table(a);
     depend_wait();
     depend_launch();
     n_pairs = row_count(a) * a->top_k;
-    if (pair >= n_pairs) {
-        return;
-    }
     group = group_of(a, n_pairs, pair);
-    if (group.expert < 0) {
+    if (pair >= n_pairs || group.expert < 0) {
         return;
     }
-    w = a->experts + (size_t)group.expert * EXPERTS_MATRICES;
-    chunk_units = group_max(a) * CHUNK_UNITS;
-    staged += warp * (a->has_perm ? 2 : 1) * GATE_CHUNKS * chunk_units;
-    x_row = g < group.n ? g : 0;
-    for (int c0 = warp * GATE_CHUNKS; c0 < n_chunks; c0 += GATE_WARPS * GATE_CHUNKS) {
-        int n = min(GATE_CHUNKS, n_chunks - c0);
-        uint4 *second = staged + (a->has_perm ? GATE_CHUNKS * chunk_units : 0);
-        struct weight_part p[GATE_CHUNKS][2];
-
-        UNROLL
-        for (int c = 0; c < GATE_CHUNKS; c++) {
-            int chunk = c < n ? c0 + c : c0;
-
-            load_part(&p[c][0], w + EXPERTS_GATE, a->dtype[EXPERTS_GATE], a->group[EXPERTS_GATE],
-                      a->hidden, col0, chunk);
-            load_part(&p[c][1], w + EXPERTS_UP, a->dtype[EXPERTS_UP], a->group[EXPERTS_UP],
-                      a->hidden, col0, chunk);
-        }
-        warp_sync();
-        for (int c = 0; c < n; c++) {
-            stage_x<TYPE>(staged + c * chunk_units, a, &group, w[EXPERTS_GATE].perm, c0 + c);
-            if (a->has_perm) {
-                stage_x<TYPE>(second + c * chunk_units, a, &group, w[EXPERTS_UP].perm, c0 + c);
-            }
-        }
-        warp_sync();
-        UNROLL
-        for (int c = 0; c < GATE_CHUNKS; c++) {
-            int x_at = c * chunk_units + x_row * CHUNK_UNITS;
-
-            if (c < n) {
-                multiply_chunk<TYPE, 2, 1>(acc, p[c], a->dtype[EXPERTS_GATE], staged + x_at,
-                                           second + x_at, unit_flip(x_row));
-            }
-        }
+    for (int c = warp * EXPERTS_GATE_CHUNKS; c < a->hidden / EXPERTS_CHUNK;
+         c += GATE_WARPS * EXPERTS_GATE_CHUNKS) {
+        gate_up_step<TYPE>(acc, a, &group, col0, c, weights, x);
     }
     UNROLL
     for (int i = 0; i < 8; i++) {
         int j = 2 * t + i % 2, col = i / 4 * EXPERTS_DECODE_COLS + g + i / 2 % 2 * 8;
 
-        part[(warp * EXPERTS_DECODE_MAX + j) * SUM_STRIDE + col] = acc[i / 4][0][i % 4];
+        part[(warp * EXPERTS_DECODE_MAX + j) * SUM_STRIDE + col] = acc[i / 4][0][0][i % 4];
     }
     if (warp == 0 && t == 0) {
         columns[g] = group.column;
@@ -221,13 +262,13 @@ DEVICE void gate_up(const struct experts_args *a, uint4 *staged, float *part, in
 }
 
 #define GATE_UP(name, type)                                                                        \
-    KERNEL(name, experts_args, EXPERTS_DECODE_THREADS, 2)                                          \
+    KERNEL(name, experts_args, EXPERTS_DECODE_THREADS, 3)                                          \
     {                                                                                              \
         SHARED float part[GATE_WARPS * EXPERTS_DECODE_MAX * SUM_STRIDE];                           \
         SHARED int32_t columns[EXPERTS_DECODE_MAX];                                                \
-        DYNAMIC_SHARED(uint4, staged);                                                             \
+        DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \
-        gate_up<type>(&a, staged, part, columns);                                                  \
+        gate_up<type>(&a, dynamic, part, columns);                                                 \
     }
 
 GATE_UP(experts_gate_up_decode_bf16, DTYPE_BF16)
@@ -235,19 +276,22 @@ GATE_UP(experts_gate_up_decode_f16, DTYPE_F16)
 
 /* --- down and the sum --- */
 
-enum {
-    DOWN_CHUNKS = 4,                   /* that a warp has on their way */
-    PART_STRIDE = EXPERTS_DECODE_COLS, /* of a pair in the results */
-};
+enum { DOWN_WARPS = EXPERTS_DECODE_THREADS / WARP };
 
-/* A warp's place in its work: chunks [chunk, chunk + DOWN_CHUNKS) of the group that begins with pair. */
+/* A warp's place in its work: chunks [chunk, chunk + EXPERTS_DOWN_CHUNKS) of the group that begins with
+ * pair. */
 struct down_step {
     int pair, chunk;
     struct pair_group group;
 };
 
+DEVICE const struct experts_matrix *down_of(const struct experts_args *a, int expert)
+{
+    return a->experts + (size_t)expert * EXPERTS_MATRICES + EXPERTS_DOWN;
+}
+
 /* The first group at or after s->pair, in steps of the number of warps. */
-DEVICE void find_group(struct down_step *s, const struct experts_args *a, int n_pairs, int n_warps)
+DEVICE void find_group(struct down_step *s, const struct experts_args *a, int n_pairs)
 {
     s->chunk = 0;
     s->group.expert = -1;
@@ -256,139 +300,196 @@ DEVICE void find_group(struct down_step *s, const struct experts_args *a, int n_
         if (s->group.expert >= 0) {
             return;
         }
-        s->pair += n_warps;
+        s->pair += DOWN_WARPS;
     }
 }
 
-DEVICE void load_step(struct weight_part p[DOWN_CHUNKS], const struct down_step *s,
-                      const struct experts_args *a, int col0)
+/* To the step after, if there is one. */
+DEVICE void step_on(struct down_step *s, const struct experts_args *a, int n_pairs)
 {
-    const struct experts_matrix *w;
+    s->chunk += EXPERTS_DOWN_CHUNKS;
+    if (s->chunk >= a->width / EXPERTS_CHUNK) {
+        s->pair += DOWN_WARPS;
+        find_group(s, a, n_pairs);
+    }
+}
+
+/* Weights on their way: [chunk][PART_UNITS]. Chunks past the last are the last again. */
+DEVICE void copy_step(uint4 *weights, const struct down_step *s, const struct experts_args *a,
+                      int col0)
+{
     int n_chunks = a->width / EXPERTS_CHUNK;
 
-    if (s->group.expert < 0) {
-        return;
+    if (s->group.expert >= 0) {
+        UNROLL
+        for (int c = 0; c < EXPERTS_DOWN_CHUNKS; c++) {
+            copy_part(weights + c * PART_UNITS, down_of(a, s->group.expert), a->width, col0,
+                      min(s->chunk + c, n_chunks - 1));
+        }
     }
-    w = a->experts + (size_t)s->group.expert * EXPERTS_MATRICES + EXPERTS_DOWN;
-    UNROLL
-    for (int c = 0; c < DOWN_CHUNKS; c++) {
-        load_part(&p[c], w, a->dtype[EXPERTS_DOWN], a->group[EXPERTS_DOWN], a->width, col0,
-                  min(s->chunk + c, n_chunks - 1));
-    }
+    copy_commit();
 }
 
-/* One chunk of the group's rows of mid into shared memory. */
-DEVICE void stage_mid(uint4 *units, const struct experts_args *a, const struct pair_group *group,
-                      int chunk)
+DEVICE void load_step(struct weight_part p[EXPERTS_DOWN_CHUNKS], const struct down_step *s,
+                      const struct experts_args *a, int col0)
 {
-    const int32_t *perm = a->experts[(size_t)group->expert * EXPERTS_MATRICES + EXPERTS_DOWN].perm;
-    int lane = (int)threadIdx.x % WARP;
+    int n_chunks = a->width / EXPERTS_CHUNK;
 
-    for (int j = 0; j < group->n; j++) {
-        const uint16_t *mid = a->mid + (size_t)shuffle(group->column, 4 * j) * (size_t)a->width;
-        uint4 *to = units + j * CHUNK_UNITS;
-
-        if (a->has_perm) {
-            for (int i = lane; i < EXPERTS_CHUNK; i += WARP) {
-                int k = chunk * EXPERTS_CHUNK + i;
-                size_t at = packed_at(i);
-
-                ((uint16_t *)(to + ((int)(at / 8) ^ unit_flip(j))))[at % 8] =
-                    mid[perm ? perm[k] : k];
-            }
-        } else if (lane < CHUNK_UNITS) {
-            to[lane ^ unit_flip(j)] = ((const uint4 *)mid)[chunk * CHUNK_UNITS + lane];
+    if (s->group.expert >= 0) {
+        UNROLL
+        for (int c = 0; c < EXPERTS_DOWN_CHUNKS; c++) {
+            load_part(&p[c], down_of(a, s->group.expert), a->dtype[EXPERTS_DOWN],
+                      a->group[EXPERTS_DOWN], a->width, col0, min(s->chunk + c, n_chunks - 1));
         }
     }
 }
 
+/* The group's rows of mid on their way: [chunk][group_max][CHUNK_UNITS]. In the order of perm they have to be
+ * gathered, which waits. */
+DEVICE void stage_mid(uint4 *units, const struct experts_args *a, const struct down_step *s)
+{
+    const int32_t *perm = down_of(a, s->group.expert)->perm;
+    int lane = (int)threadIdx.x % WARP;
+    int n = min(EXPERTS_DOWN_CHUNKS, a->width / EXPERTS_CHUNK - s->chunk);
+
+    for (int j = 0; j < s->group.n; j++) {
+        const uint16_t *mid = a->mid + (size_t)shuffle(s->group.column, 4 * j) * (size_t)a->width;
+
+        if (!a->has_perm) {
+            for (int i = lane; i < n * CHUNK_UNITS; i += WARP) {
+                uint4 *to = units + (i / CHUNK_UNITS * a->group_max + j) * CHUNK_UNITS;
+
+                copy16_async(to + (i % CHUNK_UNITS ^ unit_flip(j)),
+                             (const uint4 *)mid + s->chunk * CHUNK_UNITS + i, true);
+            }
+            continue;
+        }
+        for (int i = 4 * lane; i < n * EXPERTS_CHUNK; i += 4 * WARP) {
+            int k = s->chunk * EXPERTS_CHUNK + i;
+            int4 from = perm ? *(const int4 *)(perm + k) : make_int4(k, k + 1, k + 2, k + 3);
+
+            pack_quad16(units + (i / EXPERTS_CHUNK * a->group_max + j) * CHUNK_UNITS,
+                        i % EXPERTS_CHUNK, mid[from.x], mid[from.y], mid[from.z], mid[from.w],
+                        unit_flip(j));
+        }
+    }
+    copy_commit();
+}
+
 /* The step's part of W mid: acc is the group's so far. */
 template <int TYPE>
-DEVICE void multiply_step(float acc[1][1][4], const struct weight_part p[DOWN_CHUNKS],
-                          const struct down_step *s, const struct experts_args *a, uint4 *staged)
+DEVICE void multiply_step(float acc[1][1][4], struct weight_part p[EXPERTS_DOWN_CHUNKS],
+                          const struct down_step *s, const struct experts_args *a,
+                          const uint4 *weights, const uint4 *mid)
 {
     int g = (int)threadIdx.x % WARP / 4, x_row = g < s->group.n ? g : 0;
-    int n = min(DOWN_CHUNKS, a->width / EXPERTS_CHUNK - s->chunk);
-    int chunk_units = group_max(a) * CHUNK_UNITS;
+    int n = a->width / EXPERTS_CHUNK - s->chunk;
 
-    warp_sync(); /* the step before has been read */
-    for (int c = 0; c < n; c++) {
-        stage_mid(staged + c * chunk_units, a, &s->group, s->chunk + c);
-    }
-    warp_sync();
     UNROLL
-    for (int c = 0; c < DOWN_CHUNKS; c++) {
-        const uint4 *x = staged + c * chunk_units + x_row * CHUNK_UNITS;
+    for (int c = 0; c < EXPERTS_DOWN_CHUNKS; c++) {
+        const uint4 *x = mid + (c * a->group_max + x_row) * CHUNK_UNITS;
 
         if (c < n) {
+            fetch_part(&p[c], weights + c * PART_UNITS);
             multiply_chunk<TYPE, 1, 1>(acc, &p[c], a->dtype[EXPERTS_DOWN], x, x, unit_flip(x_row));
         }
     }
 }
 
-/* A block: 16 output columns. Dynamic shared memory: for each warp DOWN_CHUNKS chunks of the rows of mid;
- * then [pairs][PART_STRIDE] results, and the pairs' probabilities and choices. */
-template <int TYPE> DEVICE void down(const struct experts_args *a, uint4 *staged)
+/* A finished group's columns to its pairs' places. */
+DEVICE void keep_result(float *part, float acc[1][1][4], const struct pair_group *group)
 {
-    int tid = (int)threadIdx.x, lane = tid % WARP, warp = tid / WARP;
-    int n_warps = (int)blockDim.x / WARP, g = lane / 4, t = lane % 4;
-    int n_chunks = a->width / EXPERTS_CHUNK, col0 = (int)blockIdx.x * EXPERTS_DECODE_COLS;
-    int n_rows = row_count(a), n_pairs = n_rows * a->top_k, pairs_max = a->rows_max * a->top_k;
-    int warp_units = DOWN_CHUNKS * group_max(a) * CHUNK_UNITS;
-    float *part = (float *)(staged + n_warps * warp_units), *prob = part + pairs_max * PART_STRIDE;
-    float acc[1][1][4] = {};
-    struct weight_part p[DOWN_CHUNKS] = {};
-    struct down_step s;
+    int lane = (int)threadIdx.x % WARP, g = lane / 4, t = lane % 4;
 
-    depend_launch();
-    s.pair = warp;
-    find_group(&s, a, n_pairs, n_warps);
-    load_step(p, &s, a, col0);
-    depend_wait();
-    for (int i = tid; i < n_pairs; i += (int)blockDim.x) {
-        int e = a->idx[i];
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        int pair = shuffle(group->column, 4 * (2 * t + i % 2));
 
-        prob[i] = a->prob[i];
-        ((int32_t *)prob)[pairs_max + i] = e >= 0 && e < a->n_experts;
-    }
-    while (s.group.expert >= 0) {
-        multiply_step<TYPE>(acc, p, &s, a, staged + warp * warp_units);
-        s.chunk += DOWN_CHUNKS;
-        if (s.chunk >= n_chunks) {
-            UNROLL
-            for (int i = 0; i < 4; i++) {
-                int pair = shuffle(s.group.column, 4 * (2 * t + i % 2));
-
-                if (2 * t + i % 2 < s.group.n) {
-                    part[pair * PART_STRIDE + g + i / 2 * 8] = acc[0][0][i];
-                }
-                acc[0][0][i] = 0;
-            }
-            s.pair += n_warps;
-            find_group(&s, a, n_pairs, n_warps);
+        if (2 * t + i % 2 < group->n) {
+            part[pair * EXPERTS_DECODE_COLS + g + i / 2 * 8] = acc[0][0][i];
         }
-        load_step(p, &s, a, col0);
+        acc[0][0][i] = 0;
     }
-    block_sync();
-    for (int i = tid; i < n_rows * EXPERTS_DECODE_COLS; i += (int)blockDim.x) {
+}
+
+/* out: the pairs of a row in the order of its choices. prob of a choice that is no expert does not count. */
+DEVICE void add_up(const struct experts_args *a, const float *part, const float *prob,
+                   const int32_t *is_expert, int n_rows, int col0)
+{
+    for (int i = (int)threadIdx.x; i < n_rows * EXPERTS_DECODE_COLS; i += EXPERTS_DECODE_THREADS) {
         int row = i / EXPERTS_DECODE_COLS, col = i % EXPERTS_DECODE_COLS;
         float sum = 0;
 
         for (int q = row * a->top_k; q < (row + 1) * a->top_k; q++) {
-            if (((const int32_t *)prob)[pairs_max + q]) {
-                sum += prob[q] * part[q * PART_STRIDE + col];
+            if (is_expert[q]) {
+                sum += prob[q] * part[q * EXPERTS_DECODE_COLS + col];
             }
         }
         a->out[(size_t)row * (size_t)a->n_out + (size_t)(col0 + col)] = sum;
     }
 }
 
+/* A block: 16 output columns. With two stages the weights of a warp's next step are on their way while it
+ * multiplies. Choices and probabilities are the router's: see "Early" above. */
+template <int TYPE> DEVICE void down(const struct experts_args *a, uint4 *dynamic)
+{
+    int tid = (int)threadIdx.x, warp = tid / WARP, col0 = (int)blockIdx.x * EXPERTS_DECODE_COLS;
+    int n_rows = row_count(a), n_pairs = n_rows * a->top_k, pairs_max = a->rows_max * a->top_k;
+    int weight_units = EXPERTS_DOWN_CHUNKS * PART_UNITS, stage = 0;
+    int mid_units = EXPERTS_DOWN_CHUNKS * a->group_max * CHUNK_UNITS;
+    int warp_units = a->stages * weight_units + mid_units;
+    uint4 *weights = dynamic + warp * warp_units, *mid = weights + a->stages * weight_units;
+    float *part = (float *)(dynamic + DOWN_WARPS * warp_units);
+    float *prob = part + pairs_max * EXPERTS_DECODE_COLS;
+    int32_t *is_expert = (int32_t *)(prob + pairs_max);
+    float acc[1][1][4] = {};
+    struct weight_part p[EXPERTS_DOWN_CHUNKS] = {};
+    struct down_step s, next;
+
+    depend_launch();
+    s.pair = warp;
+    find_group(&s, a, n_pairs);
+    copy_step(weights, &s, a, col0);
+    load_step(p, &s, a, col0);
+    for (int i = tid; i < n_pairs; i += EXPERTS_DECODE_THREADS) {
+        prob[i] = a->prob[i];
+        is_expert[i] = a->idx[i] >= 0 && a->idx[i] < a->n_experts;
+    }
+    depend_wait();
+    while (s.group.expert >= 0) {
+        warp_sync(); /* the step before has been read */
+        stage_mid(mid, a, &s);
+        next = s;
+        step_on(&next, a, n_pairs);
+        if (a->stages > 1) {
+            copy_step(weights + (stage ^ 1) * weight_units, &next, a, col0);
+            copy_wait<1>();
+        } else {
+            copy_wait<0>();
+        }
+        warp_sync();
+        multiply_step<TYPE>(acc, p, &s, a, weights + stage * weight_units, mid);
+        if (next.chunk == 0) {
+            keep_result(part, acc, &s.group);
+        }
+        if (a->stages > 1) {
+            stage ^= 1;
+        } else {
+            copy_step(weights, &next, a, col0);
+        }
+        load_step(p, &next, a, col0);
+        s = next;
+    }
+    block_sync();
+    add_up(a, part, prob, is_expert, n_rows, col0);
+}
+
 #define DOWN(name, type)                                                                           \
-    KERNEL(name, experts_args, 2 * EXPERTS_DECODE_THREADS, 1)                                      \
+    KERNEL(name, experts_args, EXPERTS_DECODE_THREADS, 3)                                          \
     {                                                                                              \
-        DYNAMIC_SHARED(uint4, staged);                                                             \
+        DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \
-        down<type>(&a, staged);                                                                    \
+        down<type>(&a, dynamic);                                                                   \
     }
 
 DOWN(experts_down_decode_bf16, DTYPE_BF16)

@@ -192,13 +192,20 @@ DEVICE void multiply_chunk(float acc[M][NT][4], const struct weight_part part[M]
 }
 
 /* Inputs k..k+3 of a row, k a multiple of 4, into its packed form: `units` is the row's. */
-template <int TYPE> DEVICE void pack_quad(uint4 *units, int k, const float v[4], int flip)
+DEVICE void pack_quad16(uint4 *units, int k, uint16_t v0, uint16_t v1, uint16_t v2, uint16_t v3,
+                        int flip)
 {
     int in_block = k % 32, w = in_block % 16 / 4, unit = (w * 4 + k / 32 % 4) ^ flip;
     uint32_t *word = (uint32_t *)(units + k / EXPERTS_CHUNK * CHUNK_UNITS + unit) + in_block / 16;
 
-    word[0] = pack16(to_half<TYPE>(v[0]), to_half<TYPE>(v[2]));
-    word[2] = pack16(to_half<TYPE>(v[1]), to_half<TYPE>(v[3]));
+    word[0] = pack16(v0, v2);
+    word[2] = pack16(v1, v3);
+}
+
+template <int TYPE> DEVICE void pack_quad(uint4 *units, int k, const float v[4], int flip)
+{
+    pack_quad16(units, k, to_half<TYPE>(v[0]), to_half<TYPE>(v[1]), to_half<TYPE>(v[2]),
+                to_half<TYPE>(v[3]), flip);
 }
 
 #endif

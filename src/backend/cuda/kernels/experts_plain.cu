@@ -17,52 +17,97 @@ enum {
     PIECE = 8, /* inputs that are unpacked at once: 4w..4w+3 and 4w+16..4w+19 of a block */
 };
 
-/* Piece w of the block that begins with input k, zeros past n_in. */
-DEVICE void unpack_piece(float v[PIECE], const struct experts_matrix *m, int row, int n_in, int k,
-                         int w)
+/* How a matrix is read. Wide: rows are multiples of four inputs, which then are one load. */
+enum weight_form { FORM_INT4, FORM_INT8, FORM_WIDE16, FORM_WIDE32, FORM_NARROW };
+
+DEVICE enum weight_form form_of(const struct experts_matrix *m, int n_in)
 {
-    size_t at = (size_t)row * (size_t)n_in + (size_t)(k + 4 * w);
+    return m->kind == WEIGHT_INT4   ? FORM_INT4
+           : m->kind == WEIGHT_INT8 ? FORM_INT8
+           : n_in % 4 != 0          ? FORM_NARROW
+           : m->dtype == DTYPE_F32  ? FORM_WIDE32
+                                    : FORM_WIDE16;
+}
 
-    if (m->kind == WEIGHT_DENSE) {
-        UNROLL
-        for (int i = 0; i < PIECE; i++) {
-            int o = i % 4 + i / 4 * 16;
+/* A lane's block of one weight row, and its group's scale and zero. */
+struct lane_block {
+    const uint8_t *data;
+    float scale;
+    int zero;
+};
 
-            v[i] = k + 4 * w + o < n_in ? load_f32((enum dtype)m->dtype, m->data, at + (size_t)o)
-                                        : 0.0f;
-        }
-        return;
+DEVICE struct lane_block block_of(enum weight_form form, const struct experts_matrix *m, int row,
+                                  int n_in, int k)
+{
+    size_t at = (size_t)row * (size_t)n_in + (size_t)k;
+    struct lane_block b = {m->data, 1, 0};
+
+    if (form == FORM_INT4 || form == FORM_INT8) {
+        size_t g = (size_t)row * (size_t)m->n_groups + (size_t)(k / m->group);
+
+        b.data += form == FORM_INT4 ? at / 2 : at;
+        b.scale = load_f32((enum dtype)m->dtype, m->scales, g);
+        b.zero = m->zeros ? m->zeros[g] : form == FORM_INT4 ? 8 : 128;
+    } else {
+        b.data += at * (m->dtype == DTYPE_F32 ? 4 : 2);
     }
-    if (k >= n_in) {
-        UNROLL
-        for (int i = 0; i < PIECE; i++) {
-            v[i] = 0;
-        }
-        return;
-    }
-    size_t n_groups = (size_t)m->n_groups, g = (size_t)row * n_groups + (size_t)(k / m->group);
-    float scale = load_f32((enum dtype)m->dtype, m->scales, g);
-    int zero = m->zeros ? m->zeros[g] : m->kind == WEIGHT_INT4 ? 8 : 128;
+    return b;
+}
 
-    if (m->kind == WEIGHT_INT4) {
-        uint32_t q =
-            ((const uint32_t *)m->data)[((size_t)row * (size_t)n_in + (size_t)k) / 8 + (size_t)w];
+DEVICE float half_to_f32(int32_t dtype, uint32_t low)
+{
+    return dtype == DTYPE_BF16 ? f32_from_bits(low << 16) : f16_to_f32((uint16_t)low);
+}
+
+/* Four inputs from input o of the block. */
+template <int FORM>
+DEVICE void unpack_four(float v[4], const struct lane_block *b, int32_t dtype, int o, int n_left)
+{
+    if (FORM == FORM_INT8) {
+        uint32_t q = *(const uint32_t *)(b->data + o);
 
         UNROLL
         for (int i = 0; i < 4; i++) {
-            v[i] = scale * (float)((int)(q >> (8 * i) & 15u) - zero);
-            v[i + 4] = scale * (float)((int)(q >> (8 * i + 4) & 15u) - zero);
+            v[i] = b->scale * (float)((int)(q >> (8 * i) & 255u) - b->zero);
         }
-        return;
+    } else if (FORM == FORM_NARROW || o >= n_left) {
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            v[i] = o + i < n_left ? load_f32((enum dtype)dtype, b->data, (size_t)(o + i)) : 0.0f;
+        }
+    } else if (FORM == FORM_WIDE16) {
+        uint2 q = *(const uint2 *)(b->data + 2 * o);
+
+        v[0] = half_to_f32(dtype, q.x);
+        v[1] = half_to_f32(dtype, q.x >> 16);
+        v[2] = half_to_f32(dtype, q.y);
+        v[3] = half_to_f32(dtype, q.y >> 16);
+    } else {
+        float4 q = *(const float4 *)(b->data + 4 * o);
+
+        v[0] = q.x;
+        v[1] = q.y;
+        v[2] = q.z;
+        v[3] = q.w;
     }
-    UNROLL
-    for (int h = 0; h < 2; h++) {
-        uint32_t q = *(const uint32_t *)(m->data + at + (size_t)(16 * h));
+}
+
+/* Piece w of a block, zeros past its n_left inputs (quantised blocks are whole). */
+template <int FORM>
+DEVICE void unpack_piece(float v[PIECE], const struct lane_block *b, int32_t dtype, int w,
+                         int n_left)
+{
+    if (FORM == FORM_INT4) {
+        uint32_t q = ((const uint32_t *)b->data)[w];
 
         UNROLL
         for (int i = 0; i < 4; i++) {
-            v[4 * h + i] = scale * (float)((int)(q >> (8 * i) & 255u) - zero);
+            v[i] = b->scale * (float)((int)(q >> (8 * i) & 15u) - b->zero);
+            v[i + 4] = b->scale * (float)((int)(q >> (8 * i + 4) & 15u) - b->zero);
         }
+    } else {
+        unpack_four<FORM>(v, b, dtype, 4 * w, n_left);
+        unpack_four<FORM>(v + 4, b, dtype, 4 * w + 16, n_left);
     }
 }
 
@@ -81,20 +126,29 @@ DEVICE void stage_rows(float *stage, const float *x, const int32_t *row_of, int 
     }
 }
 
-/* One lane's part of WARP_COLS weight rows times n rows of x, over a stage. */
+/* One lane's part of WARP_COLS weight rows times n rows of x, over a stage; its inputs begin with k. */
+template <int FORM>
 DEVICE void multiply_stage(float acc[WARP_COLS][EXPERTS_PLAIN_TILE], const float *stage, int n,
                            const struct experts_matrix *m, const int rows[WARP_COLS], int n_in,
                            int k)
 {
     int lane = (int)threadIdx.x % WARP;
+    struct lane_block block[WARP_COLS];
 
+    if (k >= n_in) {
+        return;
+    }
+    UNROLL
+    for (int c = 0; c < WARP_COLS; c++) {
+        block[c] = block_of((enum weight_form)FORM, m, rows[c], n_in, k);
+    }
     UNROLL
     for (int w = 0; w < LANE_INPUTS / PIECE; w++) {
         float v[WARP_COLS][PIECE];
 
         UNROLL
         for (int c = 0; c < WARP_COLS; c++) {
-            unpack_piece(v[c], m, rows[c], n_in, k, w);
+            unpack_piece<FORM>(v[c], &block[c], m->dtype, w, n_in - k);
         }
         UNROLL
         for (int j = 0; j < EXPERTS_PLAIN_TILE; j++) {
@@ -113,11 +167,35 @@ DEVICE void multiply_stage(float acc[WARP_COLS][EXPERTS_PLAIN_TILE], const float
     }
 }
 
+DEVICE void multiply_stage_as(enum weight_form form, float acc[WARP_COLS][EXPERTS_PLAIN_TILE],
+                              const float *stage, int n, const struct experts_matrix *m,
+                              const int rows[WARP_COLS], int n_in, int k)
+{
+    switch (form) {
+    case FORM_INT4:
+        multiply_stage<FORM_INT4>(acc, stage, n, m, rows, n_in, k);
+        break;
+    case FORM_INT8:
+        multiply_stage<FORM_INT8>(acc, stage, n, m, rows, n_in, k);
+        break;
+    case FORM_WIDE16:
+        multiply_stage<FORM_WIDE16>(acc, stage, n, m, rows, n_in, k);
+        break;
+    case FORM_WIDE32:
+        multiply_stage<FORM_WIDE32>(acc, stage, n, m, rows, n_in, k);
+        break;
+    case FORM_NARROW:
+        multiply_stage<FORM_NARROW>(acc, stage, n, m, rows, n_in, k);
+        break;
+    }
+}
+
 /* out[c][j] in all lanes: weight row rows[c] times row j of the tile. */
 DEVICE void multiply_rows(float out[WARP_COLS][EXPERTS_PLAIN_TILE], float *stage, const float *x,
-                          const int32_t *row_of, int n, const struct experts_matrix *m,
+                          const int32_t *row_of, int n, const struct experts_matrix *w,
                           const int rows[WARP_COLS], int n_in)
 {
+    const struct experts_matrix m = *w;
     int lane = (int)threadIdx.x % WARP;
 
     UNROLL
@@ -126,9 +204,10 @@ DEVICE void multiply_rows(float out[WARP_COLS][EXPERTS_PLAIN_TILE], float *stage
     }
     for (int k0 = 0; k0 < n_in; k0 += STAGE_INPUTS) {
         block_sync(); /* the stage before has been read */
-        stage_rows(stage, x, row_of, n, m->perm, k0, n_in);
+        stage_rows(stage, x, row_of, n, m.perm, k0, n_in);
         block_sync();
-        multiply_stage(out, stage, n, m, rows, n_in, k0 + lane * LANE_INPUTS);
+        multiply_stage_as(form_of(&m, n_in), out, stage, n, &m, rows, n_in,
+                          k0 + lane * LANE_INPUTS);
     }
     UNROLL
     for (int i = 0; i < WARP_COLS * EXPERTS_PLAIN_TILE; i++) {

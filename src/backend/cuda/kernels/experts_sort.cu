@@ -98,6 +98,11 @@ KERNEL(experts_sort, experts_args, EXPERTS_ROW_THREADS, 2)
     int row = (int)blockIdx.x - a.n_experts;
 
     depend_launch();
+    if (row < 0 &&
+        threadIdx.x <= EXPERTS_MATRICES * sizeof *a.experts / 128) { /* for the products */
+        prefetch_line((const uint8_t *)(a.experts + (size_t)blockIdx.x * EXPERTS_MATRICES) +
+                      threadIdx.x * 128);
+    }
     depend_wait();
     if (row < 0) {
         sort_expert(&a, (int)blockIdx.x, counts);
