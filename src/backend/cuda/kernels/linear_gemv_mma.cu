@@ -190,7 +190,7 @@ DEVICE void put_inputs(uint16_t *to, int further, float4 v)
 template <enum gemv_kind KIND, bool IS_BF16, int WARPS>
 DEVICE void stage_inputs(uint16_t *shared, const struct linear_args *a, const float *x, int n_rows)
 {
-    enum { ROWS_AT_ONCE = WARPS == LINEAR_WARPS ? 2 : 1, AT_ONCE = 2 };
+    enum { ROWS_AT_ONCE = WARPS == LINEAR_WARPS ? 8 : 1, AT_ONCE = WARPS == LINEAR_WARPS ? 1 : 2 };
     enum { STEP = chunk_inputs(KIND) * LINEAR_LANES_MMA, THREADS = WARP * WARPS };
     int n = a->n_steps * STEP;
 
