@@ -240,9 +240,9 @@ DEVICE void gemv(const struct linear_args *a)
     }
 }
 
-/* cuda_linear.c knows the tiles and the numbers of warps. One row: small blocks, of which a multiprocessor
- * holds three, so that the next kernel's fit beside them; more: large ones, since each block reads all
- * of x. */
+/* cuda_linear.c knows the tiles and the numbers of warps. One row: small blocks, three to a multiprocessor,
+ * so that the next kernel's first weights are on their way as soon as one of them ends. More rows: large
+ * blocks, since each reads all of x. */
 #define GEMV(name, kind, tile, ahead, rows, warps, per_card)                                       \
     KERNEL(name, linear_args, WARP *warps, per_card)                                               \
     {                                                                                              \

@@ -329,8 +329,9 @@ DEVICE void gemv_mma(const struct linear_args *a)
     }
 }
 
-/* cuda_linear.c knows the numbers of warps. Few rows: small blocks, of which a multiprocessor holds three, so
- * that the next kernel's fit beside them; more: large ones, since each block reads all of x. */
+/* cuda_linear.c knows the numbers of warps. Few rows: small blocks, three to a multiprocessor,
+ * so that the next kernel's first weights are on their way as soon as one of them ends. More rows: large
+ * blocks, since each reads all of x. */
 #define GEMV_MMA(name, kind, is_bf16, ahead, ahead_few)                                            \
     KERNEL(name##_2, linear_args, WARP *LINEAR_WARPS_FEW, 3)                                       \
     {                                                                                              \
