@@ -34,10 +34,14 @@ enum experts_kernel {
     DOWN_DECODE_F16,
     GATE_UP_TILE,
     GATE_UP_TILE_F16,
+    GATE_UP_SMALL,
+    GATE_UP_SMALL_F16,
     GATE_UP_PERM,
     GATE_UP_PERM_F16,
     DOWN_TILE,
     DOWN_TILE_F16,
+    DOWN_SMALL,
+    DOWN_SMALL_F16,
     GATE_UP_PLAIN,
     DOWN_PLAIN,
     SORT,
@@ -54,10 +58,14 @@ static const char *const experts_kernels[EXPERTS_KERNELS] = {
     [DOWN_DECODE_F16] = "experts_down_decode_f16",
     [GATE_UP_TILE] = "experts_gate_up_tile_bf16",
     [GATE_UP_TILE_F16] = "experts_gate_up_tile_f16",
+    [GATE_UP_SMALL] = "experts_gate_up_small_bf16",
+    [GATE_UP_SMALL_F16] = "experts_gate_up_small_f16",
     [GATE_UP_PERM] = "experts_gate_up_perm_bf16",
     [GATE_UP_PERM_F16] = "experts_gate_up_perm_f16",
     [DOWN_TILE] = "experts_down_tile_bf16",
     [DOWN_TILE_F16] = "experts_down_tile_f16",
+    [DOWN_SMALL] = "experts_down_small_bf16",
+    [DOWN_SMALL_F16] = "experts_down_small_f16",
     [GATE_UP_PLAIN] = "experts_gate_up_plain",
     [DOWN_PLAIN] = "experts_down_plain",
     [SORT] = "experts_sort",
@@ -343,14 +351,20 @@ static size_t tiles_max(const struct segment *s, size_t tile)
     return s->n_pairs / tile + size_min(s->n_pairs, s->op->u.experts.n_experts);
 }
 
-/* Two blocks are to fit on a multiprocessor. */
-static void tile_choose(struct segment *s, bool has_two)
+/* Large tiles where experts have many rows and shared memory takes two blocks of them; small ones, which
+ * run in more blocks, else. It changes no result. */
+static bool tile_choose(struct segment *s, bool has_two)
 {
-    size_t shared = s->be->card.shared_bytes_max;
+    size_t shared = s->be->card.shared_bytes_max, small = EXPERTS_TILE_MAX / 2;
+    bool is_small =
+        shared < 128 << 10 || has_two || s->n_pairs <= small * s->op->u.experts.n_experts;
 
-    s->args.tile_max =
-        (shared >= 128 << 10 ? EXPERTS_TILE_MAX : EXPERTS_TILE_MAX / 2) / (has_two ? 2 : 1);
+    /* With two x a tile has twice the bytes. */
+    s->args.tile_max = (int32_t)(!is_small                       ? EXPERTS_TILE_MAX
+                                 : has_two && shared < 128 << 10 ? small / 2
+                                                                 : small);
     s->args.stages = shared >= 208 << 10 ? 4 : 3;
+    return is_small;
 }
 
 static size_t tile_shared(const struct segment *s, bool has_two)
@@ -363,28 +377,28 @@ static size_t tile_shared(const struct segment *s, bool has_two)
 static enum status run_tiles(struct segment *s, struct error *err)
 {
     const struct op_experts *u = &s->op->u.experts;
-    bool has_perm = s->args.has_perm;
+    bool has_perm = s->args.has_perm, is_small = tile_choose(s, has_perm);
     size_t gate_blocks = (u->width + EXPERTS_GATE_COLS - 1) / EXPERTS_GATE_COLS;
     size_t down_blocks = (u->out.cols + EXPERTS_DOWN_COLS - 1) / EXPERTS_DOWN_COLS;
+    size_t gate = has_perm ? GATE_UP_PERM : is_small ? GATE_UP_SMALL : GATE_UP_TILE;
     enum status rc =
         launch(s, SORT, u->n_experts + (has_perm ? 0 : s->n_rows), EXPERTS_ROW_THREADS, 0, err);
 
     if (rc == OK && has_perm) {
         rc = launch(s, GATHER_X, 2 * s->n_pairs, EXPERTS_ROW_THREADS, 0, err);
     }
-    tile_choose(s, has_perm);
     if (rc == OK) {
-        rc = launch(s, (has_perm ? GATE_UP_PERM : GATE_UP_TILE) + s->half,
-                    gate_blocks * tiles_max(s, (size_t)s->args.tile_max), EXPERTS_TILE_THREADS,
-                    tile_shared(s, has_perm), err);
+        rc = launch(s, gate + s->half, gate_blocks * tiles_max(s, (size_t)s->args.tile_max),
+                    EXPERTS_TILE_THREADS, tile_shared(s, has_perm), err);
     }
     if (rc == OK && has_perm) {
         rc = launch(s, GATHER_MID, s->n_pairs, EXPERTS_ROW_THREADS, 0, err);
     }
-    tile_choose(s, false);
+    is_small = tile_choose(s, false);
     if (rc == OK) {
-        rc = launch(s, DOWN_TILE + s->half, down_blocks * tiles_max(s, (size_t)s->args.tile_max),
-                    EXPERTS_TILE_THREADS, tile_shared(s, false), err);
+        rc = launch(s, (is_small ? DOWN_SMALL : DOWN_TILE) + s->half,
+                    down_blocks * tiles_max(s, (size_t)s->args.tile_max), EXPERTS_TILE_THREADS,
+                    tile_shared(s, false), err);
     }
     return rc == OK ? launch(s, SUM, s->n_rows, EXPERTS_ROW_THREADS, 0, err) : rc;
 }

@@ -284,7 +284,12 @@ static void int4_in_long_rows(void **state)
         {"one row", 1, {1}, 0},
         {"2 sequences", 2, {1, 1}, 2},
         {"65 rows", 1, {65}, 2},
+    };
+    static const struct job tiles[] = {
+        {"23 rows", 1, {23}, 2},
         {"50 rows", 2, {49, 1}, 3},
+        {"71 rows", 2, {1, 70}, 3},
+        {"130 rows", 1, {130}, 0},
     };
     static const struct sizes is = {3, 2, 640, 768, 64}, wide = {2, 1, 2304, 128, 96};
     uint64_t seed = 12;
@@ -306,12 +311,14 @@ static void int4_in_long_rows(void **state)
         compare(&p, &l, &jobs[0], DTYPE_F16, INT4[k].name, int4_kernel(&INT4[k]), &seed);
         layer_release(&l);
     }
-    {
-        static const struct sizes perm = {3, 2, 128, 128, 96};
+    for (size_t k = 0; k < N_INT4; k += 3) {
+        static const struct sizes narrow = {3, 2, 128, 128, 96};
         struct layer l;
 
-        layer_make(&l, perm, &INT4[3], 1, &seed);
-        compare(&p, &l, &jobs[3], DTYPE_BF16, INT4[3].name, int4_kernel(&INT4[3]), &seed);
+        layer_make(&l, narrow, &INT4[k], 1, &seed);
+        for (size_t j = 0; j < sizeof tiles / sizeof tiles[0]; j++) {
+            compare(&p, &l, &tiles[j], DTYPE_BF16, INT4[k].name, int4_kernel(&INT4[k]), &seed);
+        }
         layer_release(&l);
     }
     cuda_pair_close(&p);
@@ -349,11 +356,13 @@ static void plain_as_the_cpu_has_it(void **state)
     cuda_pair_close(&p);
 }
 
-/* A row longer than a stage; experts of different kinds. */
+/* Experts of different kinds; rows longer than a stage, steps longer than a segment. */
 static void plain_when_kinds_are_mixed(void **state)
 {
     static const struct job job = {"11 rows", 2, {1, 10}, 0};
+    static const struct job segments = {"2051 rows", 1, {2051}, 0};
     static const struct sizes is = {5, 3, 64, 32, 64}, wide = {1, 1, 1088, 32, 8};
+    static const struct sizes small = {2, 1, 32, 32, 8};
     struct kind mixed[4] = {INT4[0], OTHER[2], OTHER[4], OTHER[1]};
     uint64_t seed = 14;
     struct cuda_pair p;
@@ -366,6 +375,9 @@ static void plain_when_kinds_are_mixed(void **state)
     layer_release(&l);
     layer_make(&l, wide, OTHER, 1, &seed);
     compare(&p, &l, &job, DTYPE_F32, OTHER[0].name, "experts plain cuda", &seed);
+    layer_release(&l);
+    layer_make(&l, small, OTHER, 1, &seed);
+    compare(&p, &l, &segments, DTYPE_F32, OTHER[0].name, "experts plain cuda", &seed);
     layer_release(&l);
     cuda_pair_close(&p);
 }

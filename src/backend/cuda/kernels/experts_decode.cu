@@ -195,17 +195,17 @@ DEVICE void gate_up_step(float acc[2][1][1][4], const struct experts_args *a,
         copy_part(weights + i * PART_UNITS, w + m, a->hidden, col0, min(c0 + i / 2, n_chunks - 1));
     }
     copy_commit();
-    warp_sync(); /* the step before has been read */
-    stage_x<TYPE>(x, a, group, w[EXPERTS_GATE].perm, c0);
-    if (a->has_perm) {
-        stage_x<TYPE>(x_up, a, group, w[EXPERTS_UP].perm, c0);
-    }
     UNROLL
     for (int i = 0; i < EXPERTS_GATE_CHUNKS * 2; i++) {
         int m = i % 2 ? EXPERTS_UP : EXPERTS_GATE;
 
         load_part(&p[i], w + m, a->dtype[m], a->group[m], a->hidden, col0,
                   min(c0 + i / 2, n_chunks - 1));
+    }
+    warp_sync(); /* the step before has been read */
+    stage_x<TYPE>(x, a, group, w[EXPERTS_GATE].perm, c0);
+    if (a->has_perm) {
+        stage_x<TYPE>(x_up, a, group, w[EXPERTS_UP].perm, c0);
     }
     warp_sync();
     copy_wait<0>();

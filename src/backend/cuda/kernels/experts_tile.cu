@@ -186,8 +186,9 @@ DEVICE void work_open(struct tile_work *k, const struct experts_args *a, uint4 *
     }
 }
 
-/* A block: 64 columns of gate and up. With has_two the x of gate and that of up are different, by slot. */
-template <int TYPE, bool HAS_TWO>
+/* A block: 64 columns of gate and up. With HAS_TWO the x of gate and that of up are different, by slot.
+ * NT_MAX: 8 times this is the most that a tile has. */
+template <int TYPE, bool HAS_TWO, int NT_MAX>
 DEVICE void gate_up(const struct experts_args *a, uint4 *ring, struct find_shared *shared,
                     int32_t *rows)
 {
@@ -218,15 +219,19 @@ DEVICE void gate_up(const struct experts_args *a, uint4 *ring, struct find_share
         gate_up_tile<TYPE, 1, HAS_TWO>(a, &k);
     } else if (k.tile.n <= 16) {
         gate_up_tile<TYPE, 2, HAS_TWO>(a, &k);
-    } else if (k.tile.n <= 32) {
+    } else if (k.tile.n <= 24) {
+        gate_up_tile<TYPE, 3, HAS_TWO>(a, &k);
+    } else if (NT_MAX == 4 || k.tile.n <= 32) {
         gate_up_tile<TYPE, 4, HAS_TWO>(a, &k);
-    } else if (!HAS_TWO) {
-        gate_up_tile<TYPE, 8, false>(a, &k);
+    } else if (k.tile.n <= 48) {
+        gate_up_tile<TYPE, NT_MAX * 3 / 4, HAS_TWO>(a, &k);
+    } else {
+        gate_up_tile<TYPE, NT_MAX, HAS_TWO>(a, &k);
     }
 }
 
 /* A block: 128 columns of down. */
-template <int TYPE>
+template <int TYPE, int NT_MAX>
 DEVICE void down(const struct experts_args *a, uint4 *ring, struct find_shared *shared,
                  int32_t *rows)
 {
@@ -255,31 +260,35 @@ DEVICE void down(const struct experts_args *a, uint4 *ring, struct find_shared *
         down_tile<TYPE, 1>(a, &k);
     } else if (k.tile.n <= 16) {
         down_tile<TYPE, 2>(a, &k);
-    } else if (k.tile.n <= 32) {
+    } else if (k.tile.n <= 24) {
+        down_tile<TYPE, 3>(a, &k);
+    } else if (NT_MAX == 4 || k.tile.n <= 32) {
         down_tile<TYPE, 4>(a, &k);
+    } else if (k.tile.n <= 48) {
+        down_tile<TYPE, NT_MAX * 3 / 4>(a, &k);
     } else {
-        down_tile<TYPE, 8>(a, &k);
+        down_tile<TYPE, NT_MAX>(a, &k);
     }
 }
 
-#define TILE_KERNEL(name, work)                                                                    \
-    KERNEL(name, experts_args, EXPERTS_TILE_THREADS, 2)                                            \
+#define TILE_KERNEL(name, blocks, ...)                                                             \
+    KERNEL(name, experts_args, EXPERTS_TILE_THREADS, blocks)                                       \
     {                                                                                              \
         SHARED struct find_shared shared;                                                          \
         SHARED int32_t rows[EXPERTS_TILE_MAX];                                                     \
         DYNAMIC_SHARED(uint4, ring);                                                               \
                                                                                                    \
-        work(&a, ring, &shared, rows);                                                             \
+        __VA_ARGS__(&a, ring, &shared, rows);                                                      \
     }
 
-#define GATE_UP_BF16      gate_up<DTYPE_BF16, false>
-#define GATE_UP_F16       gate_up<DTYPE_F16, false>
-#define GATE_UP_PERM_BF16 gate_up<DTYPE_BF16, true>
-#define GATE_UP_PERM_F16  gate_up<DTYPE_F16, true>
-
-TILE_KERNEL(experts_gate_up_tile_bf16, GATE_UP_BF16)
-TILE_KERNEL(experts_gate_up_tile_f16, GATE_UP_F16)
-TILE_KERNEL(experts_gate_up_perm_bf16, GATE_UP_PERM_BF16)
-TILE_KERNEL(experts_gate_up_perm_f16, GATE_UP_PERM_F16)
-TILE_KERNEL(experts_down_tile_bf16, down<DTYPE_BF16>)
-TILE_KERNEL(experts_down_tile_f16, down<DTYPE_F16>)
+/* Tiles of 64, of 32, and of 32 with two x. */
+TILE_KERNEL(experts_gate_up_tile_bf16, 2, gate_up<DTYPE_BF16, false, 8>)
+TILE_KERNEL(experts_gate_up_tile_f16, 2, gate_up<DTYPE_F16, false, 8>)
+TILE_KERNEL(experts_gate_up_small_bf16, 3, gate_up<DTYPE_BF16, false, 4>)
+TILE_KERNEL(experts_gate_up_small_f16, 3, gate_up<DTYPE_F16, false, 4>)
+TILE_KERNEL(experts_gate_up_perm_bf16, 2, gate_up<DTYPE_BF16, true, 4>)
+TILE_KERNEL(experts_gate_up_perm_f16, 2, gate_up<DTYPE_F16, true, 4>)
+TILE_KERNEL(experts_down_tile_bf16, 2, down<DTYPE_BF16, 8>)
+TILE_KERNEL(experts_down_tile_f16, 2, down<DTYPE_F16, 8>)
+TILE_KERNEL(experts_down_small_bf16, 3, down<DTYPE_BF16, 4>)
+TILE_KERNEL(experts_down_small_f16, 3, down<DTYPE_F16, 4>)
