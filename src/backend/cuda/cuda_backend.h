@@ -30,7 +30,9 @@ struct cuda_card {
     int n_multiprocessors;
     int driver_version;        /* as the driver counts: 12080 is 12.8 */
     size_t shared_bytes_max;   /* of one block */
-    size_t memory, free_bytes; /* free_bytes: when the backend was made, before its context */
+    /* free_bytes: when the backend was made; before its context where NVIDIA's management library is
+     * there to ask, else after. */
+    size_t memory, free_bytes;
 };
 
 /* Whether a driver and a card are there; else why not, in one sentence. */
