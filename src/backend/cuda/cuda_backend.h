@@ -28,8 +28,8 @@ struct cuda_card {
     char name[128];
     int sm; /* compute capability times ten: 75, 80, 90, 120 */
     int n_multiprocessors;
-    int driver_version;        /* as the driver counts: 12080 is 12.8 */
-    size_t shared_bytes_max;   /* of one block */
+    int driver_version;      /* as the driver counts: 12080 is 12.8 */
+    size_t shared_bytes_max; /* of one block */
     /* free_bytes: when the backend was made; before its context where NVIDIA's management library is
      * there to ask, else after. */
     size_t memory, free_bytes;

@@ -93,7 +93,8 @@ DEVICE uint32_t atomic_max_u32(uint32_t *p, uint32_t v)
 {
     return atomicMax(p, v);
 }
-DEVICE void memory_fence(void) /* what this thread wrote is visible to the whole card before what follows */
+DEVICE void
+memory_fence(void) /* what this thread wrote is visible to the whole card before what follows */
 {
     __threadfence();
 }
@@ -266,7 +267,7 @@ DEVICE float block_sum(float v, float *part)
 /* v rounded to an activation type and back. */
 DEVICE float round_f32(enum dtype t, float v)
 {
-    return t == DTYPE_BF16 ? bf16_to_f32(bf16_from_f32(v))
+    return t == DTYPE_BF16  ? bf16_to_f32(bf16_from_f32(v))
            : t == DTYPE_F16 ? f16_to_f32(f16_from_f32(v))
                             : v;
 }
