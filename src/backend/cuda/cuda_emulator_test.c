@@ -18,6 +18,8 @@ static CUstream stream;
 static CUresult launch(const char *name, unsigned blocks, unsigned threads, unsigned shared_bytes,
                        struct emulator_test_args args)
 {
+    struct cuda_launch_attribute overlap = {.id = CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                            .value.programmatic_serialization = 1};
     struct cuda_launch_config c = {.grid_x = blocks,
                                    .grid_y = 1,
                                    .grid_z = 1,
@@ -25,7 +27,9 @@ static CUresult launch(const char *name, unsigned blocks, unsigned threads, unsi
                                    .block_y = 1,
                                    .block_z = 1,
                                    .shared_bytes = shared_bytes,
-                                   .stream = stream};
+                                   .stream = stream,
+                                   .attributes = &overlap,
+                                   .n_attributes = 1};
     void *params[] = {&args};
     CUfunction f;
 
@@ -288,25 +292,35 @@ static void test_graph(void **state)
 /* Accesses without a barrier between, and others that are in order. */
 static void test_races(void **state)
 {
-    static const bool is_race[] = {false, true, true, true, false, false};
-    uint32_t *data = device(256);
+    static const bool is_race[] = {false, true, true, true, false, false, false, true, true};
+    uint32_t *data = device(256), *constants = device(256);
 
     (void)state;
+    memset(constants, 0, 256);
     if (!cuda_emulator_sees_races()) {
+        device_free(data);
+        device_free(constants);
         skip();
     }
-    for (int mode = 0; mode < 6; mode++) {
+    for (int mode = 0; mode < 9; mode++) {
         for (int turn = 0; turn < 3; turn++) {
-            struct emulator_test_args args = {.in = data, .out = data, .mode = mode};
-            CUresult r = launch("emulator_test_races", 1, 64, 256, args);
+            struct emulator_test_args args = {
+                .in = mode == 6 ? constants : data, .out = data, .mode = mode};
+            struct emulator_test_args before = {.in = data, .out = data, .mode = 4};
+            CUresult r = launch("emulator_test_races", 1, 64, 256, before);
 
+            assert_int_equal(r, CUDA_SUCCESS_);
+            r = launch("emulator_test_races", 1, 64, 256, args);
             assert_int_equal(r == CUDA_SUCCESS_, !is_race[mode]);
-            if (is_race[mode] && !strstr(cuda_emulator_failure(), "no barrier is between")) {
+            if (is_race[mode] &&
+                !strstr(cuda_emulator_failure(),
+                        mode < 6 ? "no barrier is between" : "before depend_wait")) {
                 fail_msg("%s", cuda_emulator_failure());
             }
         }
     }
     device_free(data);
+    device_free(constants);
 }
 
 static void test_old_card(void **state)

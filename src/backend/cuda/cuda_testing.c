@@ -205,17 +205,22 @@ void cuda_pair_fetch(struct cuda_pair *p, const void *host, void *out, size_t n_
 
 static void turn_operand(struct cuda_pair *p, const struct op *op, struct operand *o)
 {
+    const struct cuda_mirror *m = o->data ? find(&p->mirrors, o->data) : NULL;
+
     if (!o->data) {
         return;
     }
-    o->data = twin(&p->mirrors, o->data, 1);
-    if (!o->data) {
+    if (!m) {
         fail_msg("an operand of op '%s' has no twin on the card: cuda_pair_mirror() comes first",
                  op->name);
     }
+    if (p->is_emulated) { /* in a real plan an earlier kernel fills it */
+        cuda_emulator_mark_operand(m->data, m->n_bytes);
+    }
+    o->data = twin(&p->mirrors, o->data, 1);
 }
 
-/* Something that the op only reads: a twin for as long as the plan lasts, or the test's own. */
+/* Something that the op only reads: a twin for as long as the plan lasts. */
 static const void *constant(struct cuda_pair *p, const void *host, size_t n_bytes)
 {
     const uint8_t *data;
@@ -224,8 +229,7 @@ static const void *constant(struct cuda_pair *p, const void *host, size_t n_byte
     if (!host || n_bytes == 0) {
         return NULL;
     }
-    data = twin(&p->mirrors, host, n_bytes);
-    data = data ? data : twin(&p->constants, host, n_bytes);
+    data = twin(&p->constants, host, n_bytes);
     if (data) {
         return data;
     }

@@ -176,6 +176,7 @@ DEVICE float __fmaf_rn(float a, float b, float c)
 
 DEVICE void depend_launch(void)
 {
+    emulator_depend_launch();
 }
 DEVICE void depend_wait(void)
 {

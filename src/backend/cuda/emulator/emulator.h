@@ -40,6 +40,11 @@ const char *cuda_emulator_failure(void);
  * without a barrier between fail their launch. */
 bool cuda_emulator_sees_races(void);
 
+/* Device memory that holds what the kernels just before wrote, as the operands of an op do. With
+ * SPILLWAY_EMULATOR_RACES a kernel that reads before depend_wait() what may still be written fails; what
+ * kernels do write is known without this. */
+void cuda_emulator_mark_operand(const void *data, size_t n_bytes);
+
 /* Launches since the start of the process. */
 size_t cuda_emulator_launches(void);
 

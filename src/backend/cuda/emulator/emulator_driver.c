@@ -32,7 +32,9 @@ enum {
     ALIGN = 256,
     RED_ZONE_BYTES = 256, /* after each allocation */
     RED_ZONE = 0xa5,
-    POISON = 0xff,             /* new memory: NaN in every float type */
+    POISON = 0xff, /* new memory: NaN in every float type */
+    WRITTEN_EACH = 64,
+    OPERAND = 0xffffffff,      /* instead of a launch's number */
     HOST_POISON_MAX = 1 << 20, /* of pinned memory; staging buffers are large and mostly unused */
 };
 #define MEMORY_BYTES ((size_t)16 << 30)
@@ -41,6 +43,7 @@ struct allocation {
     struct allocation *next;
     unsigned char *data;
     size_t n_bytes;
+    uint32_t *writer; /* number of the last launch that wrote, per WRITTEN_EACH bytes; 0: none */
 };
 
 struct CUfunc_st {
@@ -80,8 +83,12 @@ struct CUevent_st {
 static struct {
     int sm;
     enum emulator_order order;
-    size_t n_launches, used_bytes;
-    struct allocation *allocations;
+    size_t used_bytes;
+    /* Launches are numbered from 1. All up to `ended` have ended before the next begins; from `open_from`
+     * on they may still run before the present one waits. */
+    size_t n_launches, ended, open_from;
+    bool waited_first; /* the last launch */
+    struct allocation *allocations, *last_found;
     struct CUfunc_st *functions;
     char failure[2048];
 } card = {.sm = 90};
@@ -276,7 +283,15 @@ static CUresult mem_alloc(CUdeviceptr *out, size_t n_bytes)
 #if !defined(__SANITIZE_ADDRESS__)
     memset((char *)data + n_bytes, RED_ZONE, RED_ZONE_BYTES);
 #endif
-    *a = (struct allocation){.next = card.allocations, .data = data, .n_bytes = n_bytes};
+    *a = (struct allocation){.next = card.allocations,
+                             .data = data,
+                             .n_bytes = n_bytes,
+                             .writer = calloc(n_bytes / WRITTEN_EACH + 1, sizeof(uint32_t))};
+    if (!a->writer) {
+        free(data);
+        free(a);
+        return CUDA_ERROR_OUT_OF_MEMORY_;
+    }
     card.allocations = a;
     card.used_bytes += n_bytes;
     *out = (CUdeviceptr)(uintptr_t)data;
@@ -314,6 +329,8 @@ static CUresult mem_free(CUdeviceptr p)
     }
     *at = a->next;
     card.used_bytes -= a->n_bytes;
+    card.last_found = NULL;
+    free(a->writer);
     free(a->data);
     free(a);
     return CUDA_SUCCESS_;
@@ -352,6 +369,88 @@ static bool is_device(CUdeviceptr p, size_t n_bytes)
     return n_bytes == 0;
 }
 
+/* ---- what kernels write ---- */
+
+static struct allocation *allocation_of(const void *p)
+{
+    struct allocation *a = card.last_found;
+
+    if (a && (size_t)((const unsigned char *)p - a->data) < a->n_bytes) {
+        return a;
+    }
+    for (a = card.allocations; a; a = a->next) {
+        if ((size_t)((const unsigned char *)p - a->data) < a->n_bytes) {
+            card.last_found = a;
+            return a;
+        }
+    }
+    return NULL;
+}
+
+bool emulator_memory_is_device(const void *p)
+{
+    return allocation_of(p) != NULL;
+}
+
+/* The marks of these bytes; NULL when they are not the card's. */
+static uint32_t *writers_of(const void *p, size_t n_bytes, size_t *n)
+{
+    struct allocation *a = allocation_of(p);
+    size_t at, last;
+
+    if (!a || n_bytes == 0) {
+        return NULL;
+    }
+    at = (size_t)((const unsigned char *)p - a->data);
+    last = at + n_bytes - 1 < a->n_bytes ? at + n_bytes - 1 : a->n_bytes - 1;
+    *n = last / WRITTEN_EACH - at / WRITTEN_EACH + 1;
+    return a->writer + at / WRITTEN_EACH;
+}
+
+bool emulator_memory_is_open(const void *p, size_t n_bytes)
+{
+    size_t n = 0;
+    const uint32_t *writer = writers_of(p, n_bytes, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        /* An operand counts as written by whoever came before the first launch after a wait. */
+        if (writer[i] == OPERAND ? card.ended >= card.open_from
+                                 : writer[i] > card.ended && writer[i] >= card.open_from) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void emulator_memory_write(const void *p, size_t n_bytes)
+{
+    size_t n = 0;
+    uint32_t *writer = writers_of(p, n_bytes, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        writer[i] = writer[i] == OPERAND ? OPERAND : (uint32_t)card.n_launches;
+    }
+}
+
+/* Launch n_launches begins: a launch that let it begin early, before it had waited itself, may have done so
+ * while those before it were running. */
+static void overlap_begin(bool may_overlap)
+{
+    if (!may_overlap) {
+        card.open_from = card.n_launches;
+    } else if (card.n_launches - 1 == card.ended) {
+        card.open_from = card.ended;
+    } else if (card.waited_first) {
+        card.open_from = card.n_launches - 1;
+    }
+}
+
+/* Everything asked for has ended. */
+static void overlap_end(void)
+{
+    card.ended = card.n_launches;
+}
+
 /* ---- work, now or in a graph ---- */
 
 static CUresult launch_now(const struct emulator_launch *recorded)
@@ -366,12 +465,15 @@ static CUresult launch_now(const struct emulator_launch *recorded)
     launch.seed = 0x9e3779b97f4a7c15u * (card.n_launches + 1);
     launch.sm = card.sm;
     card.n_launches++;
+    overlap_begin(launch.may_overlap);
     if (!emulator_run(&launch, text, sizeof text)) {
+        overlap_end();
         snprintf(card.failure, sizeof card.failure, "%s (turns in %s order)", text,
                  names[launch.order]);
         fprintf(stderr, "emulator: %s\n", card.failure);
         return ERROR_LAUNCH_FAILED;
     }
+    card.waited_first = emulator_waited_first();
     for (const struct allocation *a = card.allocations; a; a = a->next) {
         if (!is_whole(a)) {
             snprintf(card.failure, sizeof card.failure,
@@ -390,9 +492,11 @@ static CUresult do_now(const struct work *w)
     case WORK_LAUNCH:
         return launch_now(&w->launch);
     case WORK_COPY:
+        overlap_end();
         memmove(w->dst, w->src, w->n_bytes);
         return CUDA_SUCCESS_;
     default:
+        overlap_end();
         memset(w->dst, w->value, w->n_bytes);
         return CUDA_SUCCESS_;
     }
@@ -498,7 +602,11 @@ static CUresult stream_destroy(CUstream stream)
 
 static CUresult stream_synchronize(CUstream stream)
 {
-    return stream && stream->capture ? ERROR_CAPTURE_UNSUPPORTED : CUDA_SUCCESS_;
+    if (stream && stream->capture) {
+        return ERROR_CAPTURE_UNSUPPORTED;
+    }
+    overlap_end();
+    return CUDA_SUCCESS_;
 }
 
 static CUresult stream_begin_capture(CUstream stream, int mode)
@@ -676,6 +784,7 @@ static CUresult launch_kernel_ex(const struct cuda_launch_config *c, CUfunction 
                                  void **extra)
 {
     struct work w = {.kind = WORK_LAUNCH};
+    bool may_overlap = false;
     CUresult r;
 
     if (!f || extra || (c->n_attributes && !c->attributes)) {
@@ -685,11 +794,17 @@ static CUresult launch_kernel_ex(const struct cuda_launch_config *c, CUfunction 
     if (r != CUDA_SUCCESS_) {
         return r;
     }
+    for (unsigned i = 0; i < c->n_attributes; i++) {
+        may_overlap =
+            may_overlap || (c->attributes[i].id == CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION &&
+                            c->attributes[i].value.programmatic_serialization);
+    }
     w.launch = (struct emulator_launch){.kernel = f->kernel,
                                         .args = params[0],
                                         .grid = {c->grid_x, c->grid_y, c->grid_z},
                                         .block = {c->block_x, c->block_y, c->block_z},
-                                        .shared_bytes = c->shared_bytes};
+                                        .shared_bytes = c->shared_bytes,
+                                        .may_overlap = may_overlap};
     return submit(c->stream, &w);
 }
 
@@ -764,6 +879,16 @@ void cuda_emulator_set_order(enum emulator_order order)
 const char *cuda_emulator_failure(void)
 {
     return card.failure;
+}
+
+void cuda_emulator_mark_operand(const void *data, size_t n_bytes)
+{
+    size_t n = 0;
+    uint32_t *writer = writers_of(data, n_bytes, &n);
+
+    for (size_t i = 0; i < n; i++) {
+        writer[i] = OPERAND;
+    }
 }
 
 bool cuda_emulator_sees_races(void)

@@ -31,12 +31,6 @@ extern char __start_emulator_shared[] __attribute__((weak));
 extern char __stop_emulator_shared[] __attribute__((weak));
 extern char __executable_start[];
 
-static bool is_shared(const void *p)
-{
-    return (size_t)((const char *)p - races.dynamic.base) < races.dynamic.n_bytes ||
-           (size_t)((const char *)p - races.fixed.base) < races.fixed.n_bytes;
-}
-
 static bool watch(struct watched *w, const char *base, size_t n_bytes)
 {
     if (n_bytes > w->capacity) {
@@ -118,16 +112,11 @@ static void note_read(struct cell *c, struct race_thread t)
     }
 }
 
-void races_access(struct race_thread t, const void *p, size_t n_bytes, bool is_write,
-                  const void *where)
+static void shared_access(struct watched *w, size_t at, size_t n_bytes, bool is_write,
+                          const void *where)
 {
-    struct watched *w = &races.dynamic;
-    size_t at = (size_t)((const char *)p - w->base);
+    struct race_thread t = emulator_running();
 
-    if (at >= w->n_bytes) {
-        w = &races.fixed;
-        at = (size_t)((const char *)p - w->base);
-    }
     for (size_t i = at; i < at + n_bytes && i < w->n_bytes; i++) {
         struct cell *c = &w->cells[i];
 
@@ -147,15 +136,44 @@ void races_access(struct race_thread t, const void *p, size_t n_bytes, bool is_w
     }
 }
 
+static void global_access(const void *p, size_t n_bytes, bool is_write, const void *where)
+{
+    if (emulator_has_waited()) {
+        if (is_write) {
+            emulator_memory_write(p, n_bytes);
+        }
+        return;
+    }
+    if (is_write ? emulator_memory_is_device(p) : emulator_memory_is_open(p, n_bytes)) {
+        emulator_fail("%s device memory at %p (code at 0x%zx) before depend_wait(), which kernels "
+                      "before it may still %s",
+                      is_write ? "writes" : "reads", p,
+                      (size_t)((const char *)where - __executable_start),
+                      is_write ? "read" : "write");
+    }
+}
+
+void races_access(const void *p, size_t n_bytes, bool is_write, const void *where)
+{
+    size_t in_dynamic = (size_t)((const char *)p - races.dynamic.base);
+    size_t in_fixed = (size_t)((const char *)p - races.fixed.base);
+
+    if (in_dynamic < races.dynamic.n_bytes) {
+        shared_access(&races.dynamic, in_dynamic, n_bytes, is_write, where);
+    } else if (in_fixed < races.fixed.n_bytes) {
+        shared_access(&races.fixed, in_fixed, n_bytes, is_write, where);
+    } else {
+        global_access(p, n_bytes, is_write, where);
+    }
+}
+
 /* ---- what instrumented code calls ---- */
 
 #define ACCESS(name, n, is_write)                                                                  \
     void __tsan_##name(void *p);                                                                   \
     void __tsan_##name(void *p)                                                                    \
     {                                                                                              \
-        if (is_shared(p)) {                                                                        \
-            races_access(emulator_running(), p, n, is_write, __builtin_return_address(0));         \
-        }                                                                                          \
+        races_access(p, n, is_write, __builtin_return_address(0));                                 \
     }
 ACCESS(read1, 1, false)
 ACCESS(read2, 2, false)
@@ -179,17 +197,13 @@ ACCESS(unaligned_write16, 16, true)
 void __tsan_read_range(void *p, size_t n);
 void __tsan_read_range(void *p, size_t n)
 {
-    if (is_shared(p)) {
-        races_access(emulator_running(), p, n, false, __builtin_return_address(0));
-    }
+    races_access(p, n, false, __builtin_return_address(0));
 }
 
 void __tsan_write_range(void *p, size_t n);
 void __tsan_write_range(void *p, size_t n)
 {
-    if (is_shared(p)) {
-        races_access(emulator_running(), p, n, true, __builtin_return_address(0));
-    }
+    races_access(p, n, true, __builtin_return_address(0));
 }
 
 void __tsan_init(void);

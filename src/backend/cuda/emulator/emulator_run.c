@@ -83,7 +83,9 @@ static struct {
     unsigned n_threads, n_warps, n_done, n_at_barrier;
     uint64_t seed;
     bool has_failed;
-    bool has_waited; /* a thread of this block has passed depend_wait() */
+    bool has_waited;   /* a thread of this block has passed depend_wait() */
+    bool has_let_go;   /* or depend_launch() */
+    bool waited_first; /* in each block so far */
     char *text;
     size_t text_bytes;
 } run;
@@ -353,12 +355,12 @@ struct race_thread emulator_running(void)
 }
 
 /* What the compiler does for kernels' own accesses, where they are watched. */
-static void touch(const void *shared, bool is_write, const void *where)
+static void touch(const void *p, bool is_write, const void *where)
 {
 #if defined(SPILLWAY_EMULATOR_RACES)
-    races_access(emulator_running(), shared, 16, is_write, where);
+    races_access(p, 16, is_write, where);
 #else
-    (void)shared;
+    (void)p;
     (void)is_write;
     (void)where;
 #endif
@@ -576,6 +578,7 @@ void emulator_copy16_async(void *shared, const void *global, bool is_valid)
     need_aligned(shared, "copy16_async's target");
     if (is_valid) {
         need_aligned(global, "copy16_async's source");
+        touch(global, false, __builtin_return_address(0));
     }
     touch(shared, true, __builtin_return_address(0));
     if (run.launch->sm < 80) {
@@ -692,7 +695,7 @@ static bool make_threads(unsigned n)
 static void block_begin(void)
 {
     run.n_done = run.n_at_barrier = 0;
-    run.has_waited = false;
+    run.has_waited = run.has_let_go = false;
     make_order(run.warp_at, run.n_warps);
     for (unsigned i = 0; i < run.n_warps; i++) {
         struct warp *w = &run.warps[i];
@@ -754,9 +757,25 @@ static void run_block(unsigned char *shared, size_t n_bytes)
     }
 }
 
+void emulator_depend_launch(void)
+{
+    run.waited_first = run.waited_first && (run.has_let_go || run.has_waited);
+    run.has_let_go = true;
+}
+
+bool emulator_waited_first(void)
+{
+    return run.waited_first;
+}
+
 void emulator_depend_wait(void)
 {
     run.has_waited = true;
+}
+
+bool emulator_has_waited(void)
+{
+    return run.has_waited;
 }
 
 static size_t block_number(size_t turn, size_t n)
@@ -781,6 +800,7 @@ bool emulator_run(const struct emulator_launch *launch, char *text, size_t text_
     run.text = text;
     run.text_bytes = text_bytes;
     run.has_failed = false;
+    run.waited_first = true;
     run.seed = launch->seed | 1;
     run.n_threads = launch->block.x * launch->block.y * launch->block.z;
     run.n_warps = (run.n_threads + EMULATOR_WARP - 1) / EMULATOR_WARP;

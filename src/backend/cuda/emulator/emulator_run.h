@@ -42,12 +42,22 @@ struct emulator_launch {
     struct emulator_index grid, block;
     size_t shared_bytes;
     int sm;
+    bool may_overlap; /* with the launches before, until it waits */
     enum emulator_order order;
     uint64_t seed; /* of the shuffled order */
 };
 
 /* Runs the grid to its end or its first fault; then false, with a text. */
 bool emulator_run(const struct emulator_launch *launch, char *text, size_t text_bytes);
+
+/* Of the last grid: whether each of its blocks let the next kernel begin only after its depend_wait(). */
+bool emulator_waited_first(void);
+
+/* Device memory (emulator_driver.c): whether a kernel that may still run has written any of these bytes, and
+ * that the running one does. */
+bool emulator_memory_is_open(const void *p, size_t n_bytes);
+void emulator_memory_write(const void *p, size_t n_bytes);
+bool emulator_memory_is_device(const void *p);
 
 /* The rest is called by running threads. */
 
@@ -66,7 +76,9 @@ enum emulator_meeting {
     EMULATOR_MEETINGS
 };
 
+void emulator_depend_launch(void);
 void emulator_depend_wait(void);
+bool emulator_has_waited(void); /* some thread of the block */
 void emulator_block_sync(void);
 void emulator_warp_sync(void);
 int emulator_lane(void);

@@ -162,7 +162,8 @@ KERNEL(emulator_test_faults, emulator_test_args, 64, 1)
     }
 }
 
-/* Threads that meet in shared memory; modes 1 to 3 without the barrier that they need. */
+/* Threads that meet in shared memory, modes 1 to 3 without the barrier that they need; and what is done
+ * before depend_wait(): mode 6 reads constants, 7 what kernels write, 8 writes. */
 KERNEL(emulator_test_races, emulator_test_args, 64, 1)
 {
     DYNAMIC_SHARED(uint32_t, shared);
@@ -170,6 +171,11 @@ KERNEL(emulator_test_races, emulator_test_args, 64, 1)
     uint32_t t = threadIdx.x, sum = 0;
 
     depend_launch();
+    if (a.mode == 6 || a.mode == 7) {
+        sum = ((const uint32_t *)a.in)[t];
+    } else if (a.mode == 8) {
+        ((uint32_t *)a.out)[t] = t;
+    }
     depend_wait();
     switch (a.mode) {
     case 0: /* the warp's own words, in order */
@@ -206,7 +212,7 @@ KERNEL(emulator_test_races, emulator_test_args, 64, 1)
         block_sync();
         shared[t] = sum;
         break;
-    default: /* atomics are in order */
+    case 5: /* atomics are in order */
         if (t == 0) {
             count = 0;
         }
@@ -214,6 +220,8 @@ KERNEL(emulator_test_races, emulator_test_args, 64, 1)
         atomic_add(&count, 1);
         block_sync();
         sum = (uint32_t)count;
+        break;
+    default:
         break;
     }
     ((uint32_t *)a.out)[t] = sum;
