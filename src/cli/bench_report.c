@@ -29,13 +29,20 @@ static void print_machine(FILE *out, const struct bench_report *r)
     for (size_t i = 0; i < result->n_bounds; i++) {
         const struct machine_bounds *m = &result->bounds[i].machine;
 
-        fprintf(out, "bounds   %zu thread%s: memory %.1f GB/s", result->bounds[i].n_threads,
-                result->bounds[i].n_threads == 1 ? "" : "s", m->memory_bytes_s * 1e-9);
+        fprintf(out, "bounds   ");
+        if (!r->card) {
+            fprintf(out, "%zu thread%s: ", result->bounds[i].n_threads,
+                    result->bounds[i].n_threads == 1 ? "" : "s");
+        }
+        fprintf(out, "memory %.1f GB/s", m->memory_bytes_s * 1e-9);
         if (m->cached_bytes_s > 0) {
             fprintf(out, ", cache %.1f GB/s", m->cached_bytes_s * 1e-9);
         }
-        fprintf(out, ", float32 %.0f GFLOP/s, int8 %.0f GOP/s\n", m->f32_flop_s * 1e-9,
-                m->int8_op_s * 1e-9);
+        if (m->f32_flop_s > 0) {
+            fprintf(out, ", float32 %.0f GFLOP/s, int8 %.0f GOP/s", m->f32_flop_s * 1e-9,
+                    m->int8_op_s * 1e-9);
+        }
+        fprintf(out, "\n");
     }
     if (result->is_probe_small) {
         fprintf(out, "         too little memory is free to measure it well behind the cache\n");
@@ -94,7 +101,11 @@ void bench_report_table(FILE *out, const struct bench_report *r)
             (double)r->weight_bytes * 1e-6);
     fprintf(out, "types    %s activations, quantised matrices read %s, dense quantisation %s\n",
             r->dtype, r->activations, r->dense_quant);
-    fprintf(out, "machine  %s (%s), kernels %s\n", r->cpu, r->features, r->isa);
+    if (r->card) {
+        fprintf(out, "card     %s\n", r->card);
+    } else {
+        fprintf(out, "machine  %s (%s), kernels %s\n", r->cpu, r->features, r->isa);
+    }
     fprintf(out, "load     %.2f s (%.2f GB/s of files)\n", r->load_s,
             (double)r->checkpoint_bytes / r->load_s * 1e-9);
     if (r->load_average >= 0) {
@@ -246,6 +257,9 @@ enum status bench_report_json(struct buf *out, const struct bench_report *r, str
     put_text(&j, root, "cpu", r->cpu);
     put_text(&j, root, "features", r->features);
     put_text(&j, root, "isa", r->isa);
+    if (r->card) {
+        put_text(&j, root, "card", r->card);
+    }
     put_text(&j, root, "dtype", r->dtype);
     put_text(&j, root, "cpu_activations", r->activations);
     put_text(&j, root, "dense_quant", r->dense_quant);

@@ -19,6 +19,7 @@ struct bench_report {
     double load_s;
     size_t checkpoint_bytes, weight_bytes; /* in the files; as the kernels read them */
     const char *dtype, *activations, *dense_quant, *routing, *isa;
+    const char *card; /* NULL: the CPU computes */
     char cpu[128], features[128];
     double load_average; /* of the machine over the minute before; negative: unknown */
 };

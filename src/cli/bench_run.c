@@ -1,11 +1,13 @@
 /* bench_run.c - see bench_run.h. */
 #include "cli/bench_run.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/clock.h"
+#include "base/floats.h"
 #include "base/numa.h"
 #include "base/pool.h"
 #include "base/size.h"
@@ -144,10 +146,18 @@ static bool see_routes(void *ctx, const struct op *op, const struct step *step, 
     return is_made_up;
 }
 
+/* Nobody sees a card's choices: distinct experts if every row chose by chance. */
+static double expected_touched(const struct bench_result *r, size_t n_rows)
+{
+    double miss = 1 - (double)r->top_k / (double)r->n_experts;
+
+    return (double)r->n_experts * (1 - pow(miss, (double)n_rows));
+}
+
 static enum status step(struct bench *b, size_t n, struct model_step_result *result,
                         struct error *err)
 {
-    const struct model_step_options o = {.route_hook = see_routes,
+    const struct model_step_options o = {.route_hook = b->plan->is_card ? NULL : see_routes,
                                          .route_ctx = b,
                                          .op_done = b->profile ? op_profile_note : NULL,
                                          .op_ctx = b->profile};
@@ -171,21 +181,12 @@ static enum status step(struct bench *b, size_t n, struct model_step_result *res
         }
     }
     if (b->n_expert_layers > 0) {
-        done->n_touched = (double)b->n_touched / (double)b->n_expert_layers;
+        done->n_touched = b->plan->is_card ? expected_touched(b->result, done->n_rows)
+                                           : (double)b->n_touched / (double)b->n_expert_layers;
     }
     b->n_steps = size_min(b->n_steps + 1, b->n_steps_max - 1);
     b->n_done += done->n_rows;
     return rc;
-}
-
-static int32_t largest(const float *logits, size_t n)
-{
-    size_t best = 0;
-
-    for (size_t v = 1; v < n; v++) {
-        best = logits[v] > logits[best] ? v : best;
-    }
-    return (int32_t)best;
 }
 
 static void fill_prompt(struct bench *b, size_t n, uint64_t seed)
@@ -215,7 +216,7 @@ static enum status feed_prompt(struct bench *b, size_t i, size_t n, struct error
         }
         progress_update(b->progress, b->n_done);
     }
-    b->first[i] = largest(result.logits, b->n_vocab);
+    b->first[i] = (int32_t)floats_argmax(result.logits, b->n_vocab);
     return OK;
 }
 
@@ -233,7 +234,7 @@ static enum status decode_steps(struct bench *b, size_t batch, struct error *err
             return rc;
         }
         for (size_t i = 0; i < batch; i++) {
-            b->next[i] = largest(result.logits + i * b->n_vocab, b->n_vocab);
+            b->next[i] = (int32_t)floats_argmax(result.logits + i * b->n_vocab, b->n_vocab);
         }
     }
     return OK;
@@ -377,7 +378,11 @@ double bench_bound_s(bool *is_memory, const struct op_cost *c, const struct mach
     double int8 = is_int8 ? c->flop_quantised : 0;
     double bandwidth = is_cached && m->cached_bytes_s > 0 ? m->cached_bytes_s : m->memory_bytes_s;
     double read_s = op_cost_bytes(c) / bandwidth;
-    double compute_s = (c->flop - int8) / m->f32_flop_s + int8 / m->int8_op_s;
+    double compute_s = 0;
+
+    if (m->f32_flop_s > 0) { /* known */
+        compute_s = (c->flop - int8) / m->f32_flop_s + int8 / m->int8_op_s;
+    }
 
     *is_memory = read_s >= compute_s;
     return *is_memory ? read_s : compute_s;
@@ -403,17 +408,27 @@ static enum status run_row(struct bench *b, const struct bench_row *wanted, stru
     return rc;
 }
 
+static enum status measure_bounds(struct bench *b, struct bench_bounds *out, struct error *err)
+{
+    const struct bench_result *r = b->result;
+    struct pool *pool;
+
+    if (b->plan->is_card) {
+        return card_bounds_measure(&out->machine, b->be, err);
+    }
+    pool = cpu_backend_pool(b->be);
+    out->n_threads = pool_threads(pool);
+    machine_bounds_measure(&out->machine, &b->probe, cpu_backend_isa(b->be),
+                           r->is_cached ? r->working_bytes : 0, pool);
+    return OK;
+}
+
 static enum status run_cases(struct bench *b, struct error *err)
 {
     const struct bench_plan *p = b->plan;
     struct bench_result *r = b->result;
-    struct pool *pool = cpu_backend_pool(b->be);
-    struct bench_bounds *bounds = &r->bounds[r->n_bounds++];
-    enum status rc = OK;
+    enum status rc = measure_bounds(b, &r->bounds[r->n_bounds++], err);
 
-    bounds->n_threads = pool_threads(pool);
-    machine_bounds_measure(&bounds->machine, &b->probe, cpu_backend_isa(b->be),
-                           r->is_cached ? r->working_bytes : 0, pool);
     for (size_t i = 0; i < p->prompts.n && rc == OK; i++) {
         rc = run_row(
             b,
@@ -434,9 +449,10 @@ static enum status run_cases(struct bench *b, struct error *err)
 static enum status sweep(struct bench *b, struct error *err)
 {
     const struct bench_list *threads = &b->plan->threads;
-    enum status rc = threads->n == 0 ? run_cases(b, err) : OK;
+    bool is_once = threads->n == 0 || b->plan->is_card;
+    enum status rc = is_once ? run_cases(b, err) : OK;
 
-    for (size_t i = 0; i < threads->n && rc == OK; i++) {
+    for (size_t i = 0; !is_once && i < threads->n && rc == OK; i++) {
         rc = cpu_backend_set_threads(b->be, threads->at[i], err);
         if (rc == OK) {
             numa_bind_pool(&b->numa, cpu_backend_pool(b->be)); /* these threads are new */
@@ -464,7 +480,7 @@ static void look_at_plan(struct bench *b)
     r->working_bytes = model_weight_bytes(b->model);
     r->cache_bytes = b->probe.cache_bytes;
     r->is_probe_small = b->probe.is_small;
-    r->is_cached = r->working_bytes < r->cache_bytes;
+    r->is_cached = r->working_bytes < r->cache_bytes && !b->plan->is_card;
 }
 
 static enum status sim_make(struct bench *b, struct error *err)
@@ -477,6 +493,10 @@ static enum status sim_make(struct bench *b, struct error *err)
 
     if (b->plan->routing == ROUTING_MODEL) {
         return OK;
+    }
+    if (b->plan->is_card) {
+        return error_set_param(err, ERR_USAGE, "routing",
+                               "on a card the model's own router decides; --routing model");
     }
     if (b->n_expert_layers == 0) {
         return error_set_param(err, ERR_USAGE, "routing",
@@ -543,7 +563,7 @@ enum status bench_run(struct bench_result *out, struct model *m, struct backend 
     b.n_vocab = model_get_config(m)->vocab_size;
     numa_detect(&b.numa, NUMA_SYSFS);
     rc = check_fits(&b, err);
-    if (rc == OK) {
+    if (rc == OK && !plan->is_card) {
         rc = machine_probe_open(&b.probe, plan->probe_bytes_max, cpu_backend_pool(be), err);
     }
     if (rc == OK) {

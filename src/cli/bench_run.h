@@ -43,6 +43,7 @@ struct bench_plan {
     size_t chunk_tokens; /* 0: prompts are not cut */
     enum routing_kind routing;
     bool is_int8;               /* quantised matrices multiply int8 activations */
+    bool is_card;               /* the backend is a card's: no threads, routing as the model says */
     size_t probe_bytes_max;     /* memory for measuring the machine; 0: no limit */
     struct op_profile *profile; /* or NULL: filled with one more run of the first generation case */
 };
@@ -83,7 +84,7 @@ size_t bench_context_tokens(const struct bench_plan *plan);
 size_t bench_pool_tokens(const struct bench_plan *plan);
 size_t bench_seqs_max(const struct bench_plan *plan);
 
-/* be is the model's backend, a CPU one. The model needs bench_seqs_max() live slots and, with depths, as
+/* be is the model's backend. The model needs bench_seqs_max() live slots and, with depths, as
  * many snapshots. ERR_LIMIT names the case that does not fit the model's context, pool or slots.
  * Afterwards the backend has the last thread count. *out is released also after a failure. */
 enum status bench_run(struct bench_result *out, struct model *m, struct backend *be,

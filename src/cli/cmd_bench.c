@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cuda/cuda_backend.h"
 #include "base/clock.h"
 #include "base/file_out.h"
 #include "base/size.h"
@@ -206,7 +207,8 @@ static void describe(struct bench_report *r, const struct bench_flags *f,
     r->activations = cpu_activations_name(setup->activations);
     r->dense_quant = dense_quant_name(model_get_options(setup->model)->dense_quant);
     r->routing = f->routing;
-    r->isa = cpu_backend_isa(setup->backend);
+    r->isa = cpu_backend_isa(setup->cpu);
+    r->card = setup->backend == setup->cpu ? NULL : cuda_backend_card(setup->backend)->name;
     cpu_model_name(r->cpu, sizeof r->cpu);
     cpu_features_text(r->features, sizeof r->features, &features);
 }
@@ -281,7 +283,8 @@ static enum status speed(const struct bench_flags *f, struct model_flags *model,
     }
     report.load_s = clock_seconds_since(start);
     plan.chunk_tokens = setup.chunk_tokens;
-    plan.is_int8 = setup.activations == CPU_ACTIVATIONS_INT8;
+    plan.is_card = setup.backend != setup.cpu;
+    plan.is_int8 = setup.activations == CPU_ACTIVATIONS_INT8 && !plan.is_card;
     plan.probe_bytes_max = memory_available("/proc/meminfo", "/sys/fs/cgroup") / 2;
     describe(&report, f, model, &setup);
     progress_init(&progress, STDERR_FILENO);

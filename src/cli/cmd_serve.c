@@ -233,6 +233,18 @@ static void give_up(struct serve *s, const struct engine_stats *stats)
     _exit(EXIT_CODE_WATCHDOG);
 }
 
+/* The card's driver has given up on this process: nothing on the card can be used or given back. Requests
+ * have got their error; whoever started the server starts it again. */
+static void device_lost(struct serve *s)
+{
+    log_error(s->log,
+              "the device is lost: ending the program; see the error above for the first cause");
+    sd_notify_send("STOPPING=1\nSTATUS=the device is lost");
+    server_request_stop(s->server, 2);
+    loop_end_wait(&s->loop_end, GIVE_UP_MS);
+    _exit(EXIT_CODE_DEVICE_LOST);
+}
+
 /* Until the HTTP loop ends. */
 static void wait_and_watch(struct serve *s)
 {
@@ -242,6 +254,9 @@ static void wait_and_watch(struct serve *s)
         engine_get_stats(s->engine, &stats);
         if (watchdog_is_late(&stats, limit_s, clock_now_ns())) {
             give_up(s, &stats);
+        }
+        if (stats.device_failed) {
+            device_lost(s);
         }
     }
 }

@@ -35,9 +35,9 @@
         .name = (flag_name), .kind = FLAG_CHOICE, .choices = (values), .no_effect = (why)          \
     }
 
-#define ON_CPU       "this run computes on a CPU, and all weights are in host memory"
-#define NO_GRAPHS    "this run computes on a CPU; there are no CUDA graphs"
-#define ONE_KERNEL   "there is one kernel for it on a CPU, the one the plan print-out names"
+#define NO_OVERFLOW  "all weights are where the model runs; nothing overflows yet"
+#define OWN_GRAPHS   "decode steps are captured by their size; --disable-cuda-graph is the one choice"
+#define ONE_KERNEL   "there is one kernel for it on each device, the one the plan print-out names"
 #define ONE_MACHINE  "one process computes on one machine"
 #define NO_DRAFTS    "tokens are not drafted ahead yet; drafts change the speed, not the greedy text"
 #define NO_SLOTS     "the state pool has one slot per running request, and one more"
@@ -50,39 +50,36 @@
 enum { LAYERS_MAX = 4096 };
 
 static const struct flag device_flags[] = {
-    NUMBER("gpu-memory-gb", 0, 4096, ON_CPU),
-    NUMBER("mem-fraction-static", 0, 1, ON_CPU),
-    VALUE("cpu-offload-gb", ON_CPU),
-    WHOLE("offload-group-size", -1, LAYERS_MAX, ON_CPU),
-    WHOLE("offload-num-in-group", 0, LAYERS_MAX, ON_CPU),
-    WHOLE("offload-prefetch-step", 0, LAYERS_MAX, ON_CPU),
-    ONE_OF("offload-mode", "cpu|meta|shm_cpu|sharded_gpu", ON_CPU),
-    VALUE("gpu-expert-slots", ON_CPU),
-    ONE_OF("expert-miss", "auto|fetch|cpu", ON_CPU),
-    SWITCH("deterministic", "on a CPU the same request gives the same text in any company anyway"),
-    SWITCH("enable-deterministic-inference",
-           "on a CPU the same request gives the same text in any company anyway"),
-    VALUE("device", "this build computes on a CPU"),
-    WHOLE("base-gpu-id", 0, 1024, ON_CPU),
-    WHOLE("gpu-id-step", 0, 1024, ON_CPU),
-    SWITCH("disable-cuda-graph", NO_GRAPHS),
-    SWITCH("disable-decode-cuda-graph", NO_GRAPHS),
-    SWITCH("disable-prefill-cuda-graph", NO_GRAPHS),
-    SWITCH("disable-cuda-graph-padding", NO_GRAPHS),
-    SWITCH("disable-piecewise-cuda-graph", NO_GRAPHS),
-    SWITCH("enable-piecewise-cuda-graph", NO_GRAPHS),
-    SWITCH("enable-profile-cuda-graph", NO_GRAPHS),
-    SWITCH("enable-cudagraph-gc", NO_GRAPHS),
-    LIST("cuda-graph-bs", NO_GRAPHS),
-    LIST("cuda-graph-bs-decode", NO_GRAPHS),
-    LIST("piecewise-cuda-graph-tokens", NO_GRAPHS),
-    VALUE("cuda-graph-max-bs", NO_GRAPHS),
-    VALUE("cuda-graph-max-bs-decode", NO_GRAPHS),
-    VALUE("cuda-graph-backend-decode", NO_GRAPHS),
-    VALUE("cuda-graph-backend-prefill", NO_GRAPHS),
-    VALUE("cuda-graph-config", NO_GRAPHS),
-    SWITCH("enable-torch-compile", NO_GRAPHS),
-    VALUE("torch-compile-max-bs", NO_GRAPHS),
+    VALUE("cpu-offload-gb", NO_OVERFLOW),
+    WHOLE("offload-group-size", -1, LAYERS_MAX, NO_OVERFLOW),
+    WHOLE("offload-num-in-group", 0, LAYERS_MAX, NO_OVERFLOW),
+    WHOLE("offload-prefetch-step", 0, LAYERS_MAX, NO_OVERFLOW),
+    ONE_OF("offload-mode", "cpu|meta|shm_cpu|sharded_gpu", NO_OVERFLOW),
+    VALUE("gpu-expert-slots", NO_OVERFLOW),
+    ONE_OF("expert-miss", "auto|fetch|cpu", NO_OVERFLOW),
+    SWITCH(
+        "deterministic",
+        "the same request gives the same text in any company on a CPU; on a card not always yet"),
+    SWITCH(
+        "enable-deterministic-inference",
+        "the same request gives the same text in any company on a CPU; on a card not always yet"),
+    WHOLE("gpu-id-step", 0, 1024, NO_OVERFLOW),
+    SWITCH("disable-prefill-cuda-graph", OWN_GRAPHS),
+    SWITCH("disable-cuda-graph-padding", OWN_GRAPHS),
+    SWITCH("disable-piecewise-cuda-graph", OWN_GRAPHS),
+    SWITCH("enable-piecewise-cuda-graph", OWN_GRAPHS),
+    SWITCH("enable-profile-cuda-graph", OWN_GRAPHS),
+    SWITCH("enable-cudagraph-gc", OWN_GRAPHS),
+    LIST("cuda-graph-bs", OWN_GRAPHS),
+    LIST("cuda-graph-bs-decode", OWN_GRAPHS),
+    LIST("piecewise-cuda-graph-tokens", OWN_GRAPHS),
+    VALUE("cuda-graph-max-bs", OWN_GRAPHS),
+    VALUE("cuda-graph-max-bs-decode", OWN_GRAPHS),
+    VALUE("cuda-graph-backend-decode", OWN_GRAPHS),
+    VALUE("cuda-graph-backend-prefill", OWN_GRAPHS),
+    VALUE("cuda-graph-config", OWN_GRAPHS),
+    SWITCH("enable-torch-compile", OWN_GRAPHS),
+    VALUE("torch-compile-max-bs", OWN_GRAPHS),
     VALUE("attention-backend", ONE_KERNEL),
     VALUE("decode-attention-backend", ONE_KERNEL),
     VALUE("prefill-attention-backend", ONE_KERNEL),
@@ -98,7 +95,7 @@ static const struct flag device_flags[] = {
     VALUE("triton-attention-num-kv-splits", ONE_KERNEL),
     VALUE("triton-attention-split-tile-size", ONE_KERNEL),
     SWITCH("triton-attention-reduce-in-fp32", "sums are in float32 always"),
-    SWITCH("enable-memory-saver", ON_CPU),
+    SWITCH("enable-memory-saver", NO_OVERFLOW),
     SWITCH("enable-p2p-check", ONE_MACHINE),
     SWITCH("disable-custom-all-reduce", ONE_MACHINE),
     SWITCH("enable-mscclpp", ONE_MACHINE),
@@ -169,12 +166,12 @@ static const struct flag other_flags[] = {
     VALUE("bucket-time-to-first-token", "the buckets of /metrics are fixed"),
     SWITCH("sleep-on-idle", "an idle server sleeps always"),
     VALUE("mm-process-config", "images are not read yet"),
-    VALUE("kt-weight-path", ON_CPU),
-    VALUE("kt-method", ON_CPU),
-    VALUE("kt-cpuinfer", ON_CPU),
-    VALUE("kt-threadpool-count", ON_CPU),
-    VALUE("kt-num-gpu-experts", ON_CPU),
-    VALUE("kt-max-deferred-experts-per-token", ON_CPU),
+    VALUE("kt-weight-path", NO_OVERFLOW),
+    VALUE("kt-method", NO_OVERFLOW),
+    VALUE("kt-cpuinfer", NO_OVERFLOW),
+    VALUE("kt-threadpool-count", NO_OVERFLOW),
+    VALUE("kt-num-gpu-experts", NO_OVERFLOW),
+    VALUE("kt-max-deferred-experts-per-token", NO_OVERFLOW),
     VALUE("moe-a2a-backend", ONE_MACHINE),
     VALUE("moe-dense-tp-size", ONE_MACHINE),
     VALUE("load-balance-method", ONE_MACHINE),
@@ -231,7 +228,7 @@ static const struct flag other_flags[] = {
 };
 
 const struct flag_group compat_groups[COMPAT_GROUPS] = {
-    {"GPU and offload (accepted; no effect on a CPU)", device_flags,
+    {"GPU and offload (accepted; no effect)", device_flags,
      sizeof device_flags / sizeof device_flags[0], NULL},
     {"For compatibility (accepted; no effect)", other_flags,
      sizeof other_flags / sizeof other_flags[0], NULL},
@@ -249,7 +246,6 @@ static const struct {
     {"node-rank", "0", "spillway runs on one machine"},
     {"dist-init-addr", NULL, "spillway runs on one machine"},
     {"disaggregation-mode", "null", "prefill and decode run in one process"},
-    {"device", "auto|cpu", "this build computes on a CPU"},
     {"enable-lora", NULL, "adapters are not supported, and without them answers would differ"},
     {"lora-paths", NULL, "adapters are not supported, and without them answers would differ"},
     {"quantization-param-path", NULL, "fp8 scales come from the values themselves, not a file"},

@@ -196,3 +196,55 @@ void machine_bounds_measure(struct machine_bounds *out, const struct machine_pro
     out->f32_flop_s = peak_rate(&m, m.loops->f32, pool);
     out->int8_op_s = peak_rate(&m, m.loops->int8, pool);
 }
+
+/* ---- a card ---- */
+
+enum {
+    CARD_COPY_BYTES = 1 << 30,
+    CARD_COPY_BYTES_LEAST = 1 << 24,
+    CARD_COPIES = 8,
+    CARD_PASSES = 3
+};
+
+static enum status card_copies(double *best, struct backend *be, uint8_t *data, size_t half,
+                               struct error *err)
+{
+    enum status rc = OK;
+
+    for (int pass = 0; pass < CARD_PASSES && rc == OK; pass++) {
+        uint64_t start;
+        double rate;
+
+        be->ops->copy(be, data + half, data, half);
+        rc = be->ops->wait(be, err);
+        start = clock_now_ns();
+        for (int i = 0; i < CARD_COPIES; i++) {
+            be->ops->copy(be, data + half, data, half);
+        }
+        if (rc == OK) {
+            rc = be->ops->wait(be, err);
+        }
+        rate = 2.0 * CARD_COPIES * (double)half / clock_seconds_since(start);
+        *best = rate > *best ? rate : *best;
+    }
+    return rc;
+}
+
+enum status card_bounds_measure(struct machine_bounds *out, struct backend *be, struct error *err)
+{
+    size_t n = 2 * (size_t)CARD_COPY_BYTES;
+    uint8_t *data = be->ops->buffer_new(be, n);
+    enum status rc;
+
+    *out = (struct machine_bounds){0};
+    while (!data && n > CARD_COPY_BYTES_LEAST) {
+        n /= 2;
+        data = be->ops->buffer_new(be, n);
+    }
+    if (!data) {
+        return error_set(err, ERR_NO_MEMORY, "no memory is left on the card to measure it");
+    }
+    rc = card_copies(&out->memory_bytes_s, be, data, n / 2, err);
+    be->ops->buffer_free(be, data);
+    return rc;
+}

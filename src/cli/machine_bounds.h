@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "backend/backend.h"
 #include "base/status.h"
 
 struct pool;
@@ -40,5 +41,9 @@ void machine_probe_close(struct machine_probe *p);
  * many bytes too (0: no); more than the buffer counts as the buffer. About half a second. */
 void machine_bounds_measure(struct machine_bounds *out, const struct machine_probe *p,
                             const char *isa, size_t cached_bytes, struct pool *pool);
+
+/* The memory of the card that `be` computes on, by copies within it: each byte is read and written, and
+ * both count. The arithmetic is not measured (0). Takes 2 GiB for a moment; less where less is free. */
+enum status card_bounds_measure(struct machine_bounds *out, struct backend *be, struct error *err);
 
 #endif

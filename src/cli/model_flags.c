@@ -24,7 +24,7 @@ const struct flag model_flag_table[] = {
      .kind = FLAG_CHOICE,
      AT(dtype),
      .choices = "auto|half|float16|bfloat16|float|float32",
-     .help = "type of the activations; auto is float32 on a CPU, over weights as stored"},
+     .help = "type of the activations; auto is the checkpoint's on a card, on a CPU float32"},
     {.name = "kv-cache-dtype",
      .kind = FLAG_CHOICE,
      AT(kv_cache_dtype),
@@ -35,6 +35,39 @@ const struct flag model_flag_table[] = {
      AT(mamba_ssm_dtype),
      .choices = "auto|float32|bfloat16",
      .help = "type in which recurrent states are stored; auto is the checkpoint's, else float32"},
+    {.name = "device",
+     .kind = FLAG_CHOICE,
+     AT(device),
+     .choices = "auto|cpu|cuda",
+     .help =
+         "where the model runs; auto is the NVIDIA card if there is one that can, else the CPU"},
+    {.name = "base-gpu-id",
+     .kind = FLAG_SIZE,
+     AT(base_gpu_id),
+     .metavar = "N",
+     .min = 0,
+     .max = 1024,
+     .help = "which of several cards"},
+    {.name = "gpu-memory-gb",
+     .kind = FLAG_DOUBLE,
+     AT(gpu_memory_gb),
+     .metavar = "GIB",
+     .min = 0,
+     .max = 4096,
+     .help =
+         "use at most so much of the card's memory, context included; by default all that is free"},
+    {.name = "mem-fraction-static",
+     .kind = FLAG_DOUBLE,
+     AT(mem_fraction_static),
+     .metavar = "F",
+     .min = 0,
+     .max = 1,
+     .help = "weights, KV pool and states fit in this part of the card's memory"},
+    {.name = "disable-cuda-graph",
+     .aliases = "disable-decode-cuda-graph",
+     .kind = FLAG_BOOL,
+     AT(disable_cuda_graph),
+     .help = "launch every kernel of a step on its own; the same results"},
     {.name = "cpu-activations",
      .kind = FLAG_CHOICE,
      AT(cpu_activations),
@@ -119,6 +152,6 @@ const size_t model_flag_count = sizeof model_flag_table / sizeof model_flag_tabl
 void model_flags_defaults(struct model_flags *f)
 {
     f->dtype = f->kv_cache_dtype = f->mamba_ssm_dtype = f->cpu_activations = "auto";
-    f->load_format = f->cpu_isa = "auto";
+    f->load_format = f->cpu_isa = f->device = "auto";
     f->dense_quant = "none";
 }

@@ -56,11 +56,15 @@ static void resolve_activations(struct model_resolved *out, const struct model_f
 }
 
 static void resolve_dtypes(struct model_resolved *out, const struct model_flags *f,
-                           const struct model_config *c, struct settings *s)
+                           const struct model_config *c, bool on_card, struct settings *s)
 {
     out->compute = dtype_named(f->dtype);
     const char *why = NULL;
-    if (out->compute == DTYPE_NONE) {
+    if (out->compute == DTYPE_NONE && on_card) {
+        bool from_config = c->dtype == DTYPE_F16 || c->dtype == DTYPE_BF16;
+        out->compute = from_config ? c->dtype : DTYPE_BF16;
+        why = from_config ? "config.json" : "default on a card";
+    } else if (out->compute == DTYPE_NONE) {
         out->compute = DTYPE_F32;
         why = "CPU: float32 over weights as stored";
     }
@@ -85,7 +89,11 @@ static void resolve_dtypes(struct model_resolved *out, const struct model_flags 
     settings_add(s, "conv-state-dtype", "", "follows dtype, always", "%s",
                  dtype_name(out->compute));
 
-    resolve_activations(out, f, s);
+    if (on_card) {
+        settings_add(s, "cpu-activations", f->cpu_activations, "the card computes", "none");
+    } else {
+        resolve_activations(out, f, s);
+    }
     out->dense_quant =
         f->dense_quant && strcmp(f->dense_quant, "int8") == 0 ? DENSE_QUANT_INT8 : DENSE_QUANT_NONE;
     settings_add(s, "dense-quant", f->dense_quant, NULL, "%s", dense_quant_name(out->dense_quant));
@@ -109,7 +117,8 @@ static enum status resolve_context(struct model_resolved *out, const struct mode
                                "--max-total-tokens %zu",
                                asked, f->max_total_tokens);
     }
-    size_t pool = f->max_total_tokens ? f->max_total_tokens : MAX_TOTAL_TOKENS_DEFAULT;
+    size_t usual = out->is_large_card ? MAX_TOTAL_TOKENS_LARGE : MAX_TOTAL_TOKENS_DEFAULT;
+    size_t pool = f->max_total_tokens ? f->max_total_tokens : usual;
     /* An explicit context alone makes the default pool as large as it must be. */
     out->context_length = asked ? asked : size_min(c->max_positions, pool);
     settings_add_size(s, "context-length", asked,
@@ -122,8 +131,7 @@ static enum status resolve_context(struct model_resolved *out, const struct mode
     if (f->max_total_tokens) {
         out->max_total_tokens = f->max_total_tokens;
     } else {
-        out->max_total_tokens =
-            size_min(size_max(MAX_TOTAL_TOKENS_DEFAULT, out->context_length), usable);
+        out->max_total_tokens = size_min(size_max(usual, out->context_length), usable);
     }
     settings_add_size(s, "max-total-tokens", f->max_total_tokens,
                       f->max_total_tokens               ? NULL
@@ -143,7 +151,7 @@ static enum status resolve_chunk(struct model_resolved *out, const struct model_
 {
     size_t whole = round_up(out->context_length, CHUNK_TOKENS_UNIT);
     const char *why = NULL;
-    size_t chunk = CHUNK_TOKENS_DEFAULT;
+    size_t chunk = out->is_large_card ? CHUNK_TOKENS_LARGE : CHUNK_TOKENS_DEFAULT;
     char asked[32] = "";
 
     if (f->chunked_prefill_size < 0) {
@@ -177,11 +185,12 @@ static enum status resolve_chunk(struct model_resolved *out, const struct model_
 }
 
 enum status model_resolve(struct model_resolved *out, const struct model_flags *f,
-                          const struct model_config *c, size_t max_running, struct settings *s,
-                          struct error *err)
+                          const struct model_config *c, size_t max_running, size_t card_bytes,
+                          struct settings *s, struct error *err)
 {
     *out = (struct model_resolved){0};
-    resolve_dtypes(out, f, c, s);
+    out->is_large_card = card_bytes >= (size_t)LARGE_CARD_GIB << 30;
+    resolve_dtypes(out, f, c, card_bytes > 0, s);
     out->max_running = f->max_running_requests ? f->max_running_requests : max_running;
     settings_add_size(s, "max-running-requests", f->max_running_requests,
                       f->max_running_requests ? NULL : "default", out->max_running);

@@ -14,8 +14,11 @@
 
 enum {
     MAX_RUNNING_DEFAULT = 32,
-    MAX_TOTAL_TOKENS_DEFAULT = 65536, /* KV pool on a CPU */
+    MAX_TOTAL_TOKENS_DEFAULT = 65536, /* KV pool on a CPU and on small cards */
+    MAX_TOTAL_TOKENS_LARGE = 262144,  /* from LARGE_CARD_GIB on */
     CHUNK_TOKENS_DEFAULT = 2048,
+    CHUNK_TOKENS_LARGE = 8192,
+    LARGE_CARD_GIB = 32,
     CHUNK_TOKENS_UNIT = 64 /* pages and the chunked delta rule both work on 64 tokens */
 };
 
@@ -27,12 +30,13 @@ struct model_resolved {
     size_t chunk_tokens; /* 0: never cut */
     size_t max_prefill_tokens;
     size_t rows_max;
+    bool is_large_card;
 };
 
-/* Adds one row to `settings` for each decision. max_running: when the flag is not given. ERR_USAGE names
- * the flag. */
+/* Adds one row to `settings` for each decision. max_running: when the flag is not given. card_bytes: memory
+ * of the card that the model may use; 0: it runs on the CPU. ERR_USAGE names the flag. */
 enum status model_resolve(struct model_resolved *out, const struct model_flags *f,
-                          const struct model_config *c, size_t max_running,
+                          const struct model_config *c, size_t max_running, size_t card_bytes,
                           struct settings *settings, struct error *err);
 
 /* --quantization against the checkpoint's quant_method (NULL: not quantised). */

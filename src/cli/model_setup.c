@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/cpu.h"
 #include "base/numa.h"
 #include "base/pool.h"
 #include "base/size.h"
+#include "cli/device_setup.h"
 #include "cli/memory_check.h"
 #include "cli/model_resolve.h"
 #include "model/dense_quant.h"
@@ -93,44 +93,6 @@ static enum status read_generation(struct model_setup *s, const struct model_con
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-static enum cpu_isa isa_named(const char *name)
-{
-    static const struct {
-        const char *name;
-        enum cpu_isa isa;
-    } names[] = {{"scalar", CPU_ISA_SCALAR},
-                 {"avx2", CPU_ISA_AVX2},
-                 {"avxvnni", CPU_ISA_AVX_VNNI},
-                 {"avx512", CPU_ISA_AVX512},
-                 {"amx", CPU_ISA_AMX}};
-
-    for (size_t i = 0; name && i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(names[i].name, name) == 0) {
-            return names[i].isa;
-        }
-    }
-    return CPU_ISA_AUTO;
-}
-
-static enum status open_backend(struct model_setup *s, const struct model_flags *f,
-                                enum cpu_activations activations, struct error *err)
-{
-    const struct cpu_backend_options o = {
-        .n_threads = f->threads, .isa = isa_named(f->cpu_isa), .activations = activations};
-    enum status rc = cpu_backend_new(&s->backend, &o, err);
-    if (rc == OK) {
-        char features[128], cpu[128];
-        struct cpu_features found = cpu_detect();
-        cpu_features_text(features, sizeof features, &found);
-        cpu_model_name(cpu, sizeof cpu);
-        settings_add(&s->settings, "device", "", NULL, "cpu: %.60s, %.50s", cpu, features);
-        settings_add_size(&s->settings, "threads", f->threads, NULL,
-                          pool_threads(cpu_backend_pool(s->backend)));
-        settings_add(&s->settings, "cpu-isa", f->cpu_isa, NULL, "%s", cpu_backend_isa(s->backend));
-    }
-    return rc;
-}
-
 static enum status open_model(struct model_setup *s, const struct model_resolved *r,
                               const struct model_setup_options *o, const struct log *log,
                               struct error *err)
@@ -150,7 +112,7 @@ static enum status open_model(struct model_setup *s, const struct model_resolved
                    .context_max = r->context_length},
         .config_override = s->override,
         .gdn_chunk_min = o->gdn_chunk_min,
-        .pool = cpu_backend_pool(s->backend),
+        .pool = cpu_backend_pool(s->cpu),
         .dense_quant = r->dense_quant,
     };
     if (o->out_rows_max) {
@@ -190,9 +152,10 @@ static enum status weights_planned(size_t *out, const struct model_setup *s,
     return rc;
 }
 
-static enum status check_memory(const struct model_setup *s, const struct model_config *c,
-                                const struct model_resolved *r, const struct model_setup_options *o,
-                                const struct log *log, struct error *err)
+static enum status check_memory(const struct model_setup *s, const struct model_flags *f,
+                                const struct model_config *c, const struct model_resolved *r,
+                                const struct model_setup_options *o, const struct log *log,
+                                struct error *err)
 {
     struct memory_plan plan;
     struct state_budget budget = {.n_live = r->max_running + 1,
@@ -209,11 +172,13 @@ static enum status check_memory(const struct model_setup *s, const struct model_
     if (rc != OK) {
         return rc;
     }
-    size_t available = memory_available("/proc/meminfo", "/sys/fs/cgroup");
+    bool on_card = s->backend != s->cpu;
+    size_t available = on_card ? device_memory_left(s->backend, f)
+                               : memory_available("/proc/meminfo", "/sys/fs/cgroup");
     if (!o->quiet) {
         char text[256];
         memory_plan_text(text, sizeof text, &plan);
-        log_info(log, "memory: %s; %.2f GiB are available", text,
+        log_info(log, "memory%s: %s; %.2f GiB are available", on_card ? " of the card" : "", text,
                  (double)available / (double)(1 << 30));
     }
     return memory_check(&plan, available, err);
@@ -287,7 +252,13 @@ static enum status load(struct model_setup *s, const struct model_flags *f,
 {
     struct model_resolved r;
     size_t max_running = o->max_running ? o->max_running : MAX_RUNNING_DEFAULT;
-    enum status rc = model_resolve(&r, f, c, max_running, &s->settings, err);
+    struct backend *card = NULL;
+    enum status rc = device_open(&card, f, &s->settings, err);
+    if (rc == OK) {
+        s->backend = card; /* or NULL, until the CPU's is there */
+        rc = model_resolve(&r, f, c, max_running, card ? device_memory_base(card, f) : 0,
+                           &s->settings, err);
+    }
     if (rc != OK) {
         return rc;
     }
@@ -297,10 +268,11 @@ static enum status load(struct model_setup *s, const struct model_flags *f,
     s->max_running = r.max_running;
     s->max_prefill_tokens = r.max_prefill_tokens;
     s->activations = r.activations;
-    rc = open_backend(s, f, r.activations, err);
+    rc = cpu_open(&s->cpu, f, r.activations, !card, &s->settings, err);
     if (rc == OK) {
+        s->backend = card ? card : s->cpu;
         settings_print(&s->settings, log, o->quiet);
-        rc = check_memory(s, c, &r, o, log, err);
+        rc = check_memory(s, f, c, &r, o, log, err);
     }
     if (rc == OK) {
         rc = open_model(s, &r, o, log, err);
@@ -358,7 +330,7 @@ enum status model_setup_open(struct model_setup *out, const struct model_flags *
         model_setup_close(out);
         return rc;
     }
-    numa_bind_pool(&numa, cpu_backend_pool(out->backend));
+    numa_bind_pool(&numa, cpu_backend_pool(out->cpu));
     if (!o->quiet) {
         print_dtypes(out->model, log);
         log_info(log, "loaded in %.2f s", clock_seconds_since(start));
@@ -371,8 +343,11 @@ void model_setup_close(struct model_setup *s)
     chat_template_free(s->chat_template);
     tokenizer_free(s->tokenizer);
     model_free(s->model);
-    if (s->backend) {
+    if (s->backend && s->backend != s->cpu) {
         s->backend->ops->free(s->backend);
+    }
+    if (s->cpu) {
+        s->cpu->ops->free(s->cpu);
     }
     checkpoint_close(s->checkpoint);
     json_object_put(s->override);

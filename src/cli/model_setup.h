@@ -35,6 +35,11 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     const char *chat_template;       /* file, or NULL */
     const char *revision;            /* of a hub name, or NULL */
     size_t max_prefill_tokens;       /* per step; 0: one chunk */
+    const char *device;              /* auto|cpu|cuda */
+    size_t base_gpu_id;              /* which card */
+    bool disable_cuda_graph;
+    double gpu_memory_gb; /* GiB that the driver may show for this process; 0: the whole card */
+    double mem_fraction_static; /* of them for weights, KV and states; 0: what the rest leaves */
 };
 
 extern const struct flag model_flag_table[];
@@ -43,7 +48,8 @@ void model_flags_defaults(struct model_flags *f);
 
 struct model_setup {
     struct checkpoint *checkpoint;
-    struct backend *backend;
+    struct backend *cpu;     /* also where a card computes: its threads load the weights */
+    struct backend *backend; /* that runs the model: cpu or a card's */
     struct model *model;
     struct tokenizer *tokenizer;         /* NULL when not asked for */
     struct chat_template *chat_template; /* NULL when the checkpoint has none or not asked for */

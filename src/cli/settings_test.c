@@ -57,7 +57,7 @@ struct resolved {
 static struct resolved resolve(const struct model_flags *f, const struct model_config *c)
 {
     struct resolved x = {0};
-    x.rc = model_resolve(&x.r, f, c, MAX_RUNNING_DEFAULT, &x.s, &x.err);
+    x.rc = model_resolve(&x.r, f, c, MAX_RUNNING_DEFAULT, 0, &x.s, &x.err);
     return x;
 }
 
@@ -353,7 +353,9 @@ static void test_seed_command(void **state)
         without_effect += r.seen[i]->no_effect ? 1 : 0;
     }
     assert_int_equal(r.n_seen, 12);
-    assert_int_equal(without_effect, 7); /* each of these prints its line */
+    assert_int_equal(without_effect, 5); /* each of these prints its line */
+    assert_true(m.mem_fraction_static == 0.80);
+    assert_true(m.disable_cuda_graph);
 }
 
 static void test_compat(void **state)
@@ -370,7 +372,8 @@ static void test_compat(void **state)
         {"--pp-size 2", false},
         {"--lora-paths a b", false},
         {"--enable-lora", false},
-        {"--device cuda", false},
+        {"--device xpu", false},
+        {"--device cuda", true},
         {"--device cpu", true},
         {"--speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1 "
          "--speculative-num-draft-tokens 4",

@@ -26,6 +26,8 @@
 
 enum { PREFILL = 64, LOSS_ROWS = 1, N_KV = 4, N_SSM = 2 };
 
+static enum test_device device; /* of the cells, set by main(); effects are measured on the CPU */
+
 static const double MARGIN_MIN = 0.01;
 static const double FLOAT32_YARDSTICK = 5e-6; /* twice that is the limit of the float32 fixtures */
 static const double LOSS_LIMIT = 0.02;
@@ -264,8 +266,10 @@ static size_t run_fixture(const char *fixture)
                 struct eval_result r;
                 struct score s;
 
-                setup = (struct test_setup){
-                    .compute = computes[c], .kv = kvs[kv], .recurrent = ssms[ssm]};
+                setup = (struct test_setup){.compute = computes[c],
+                                            .kv = kvs[kv],
+                                            .recurrent = ssms[ssm],
+                                            .device = device};
                 test_model_open(&t, dir, &setup);
                 run_logits(&r, &t, &ref, PREFILL, 1);
                 s = score_of(r.logits, ref.logits, &ref);
@@ -300,8 +304,12 @@ static void test_fixtures(void **state)
 static double rill_loss(enum dtype compute, enum dtype kv, enum dtype ssm, const int32_t *tokens,
                         size_t row_tokens)
 {
-    struct test_setup setup = {
-        .compute = compute, .kv = kv, .recurrent = ssm, .rows_max = PREFILL, .context_max = 1088};
+    struct test_setup setup = {.compute = compute,
+                               .kv = kv,
+                               .recurrent = ssm,
+                               .rows_max = PREFILL,
+                               .context_max = 1088,
+                               .device = device};
     struct test_model t;
     struct error err = {0};
     double sum = 0;
@@ -359,11 +367,13 @@ static void test_rill(void **state)
     assert_int_equal(n_failed, 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fixtures),
         cmocka_unit_test(test_rill),
     };
+
+    device = test_device_named(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/cuda_backend.h"
+
 const char *const fixture_names[N_FIXTURES] = {
     "tiny-qwen3_5-dense", "tiny-qwen3_5-moe", "tiny-qwen3_5-moe-gptq-int4",
     "tiny-qwen3_5-moe-gptq-int4-actorder", "tiny-qwen3_next"};
@@ -18,6 +20,24 @@ void fixture_path(char out[512], const char *name, const char *file)
 
 /* ---- models ---- */
 
+enum test_device test_device_named(int argc, char **argv)
+{
+    static const char *const names[] = {"cpu", "cuda", "cuda-no-graphs"};
+    char why[256];
+
+    for (size_t i = 0; argc > 1 && i < sizeof names / sizeof *names; i++) {
+        if (strcmp(argv[1], names[i]) != 0) {
+            continue;
+        }
+        if (i > 0 && !cuda_is_there(why, sizeof why)) {
+            fprintf(stderr, "skipped: %s\n", why);
+            exit(77);
+        }
+        return (enum test_device)i;
+    }
+    return TEST_CPU;
+}
+
 static size_t or_default(size_t value, size_t fallback)
 {
     return value ? value : fallback;
@@ -28,6 +48,7 @@ static enum status open_all(struct test_model *t, const char *dir, const struct 
 {
     struct cpu_backend_options cpu = {
         .n_threads = or_default(s->n_threads, 2), .isa = s->isa, .activations = s->activations};
+    struct cuda_backend_options cuda = {.no_graphs = s->device == TEST_CUDA_NO_GRAPHS};
     struct model_options o = {.compute_dtype = s->compute,
                               .kv_dtype = s->kv,
                               .recurrent_dtype = s->recurrent,
@@ -44,10 +65,15 @@ static enum status open_all(struct test_model *t, const char *dir, const struct 
     o.budget.n_tokens = o.budget.context_max * o.budget.n_live;
     rc = checkpoint_open(&t->ck, dir, NULL, s->log, err);
     if (rc == OK) {
-        rc = cpu_backend_new(&t->be, &cpu, err);
+        rc = cpu_backend_new(&t->cpu, &cpu, err);
+    }
+    if (rc == OK && s->device != TEST_CPU) {
+        rc = cuda_backend_new(&t->be, &cuda, err);
+    } else {
+        t->be = t->cpu;
     }
     if (rc == OK) {
-        o.pool = cpu_backend_pool(t->be);
+        o.pool = cpu_backend_pool(t->cpu);
         rc = model_open(&t->m, t->ck, t->be, &o, s->log, NULL, err);
     }
     return rc;
@@ -56,8 +82,11 @@ static enum status open_all(struct test_model *t, const char *dir, const struct 
 void test_model_close(struct test_model *t)
 {
     model_free(t->m);
-    if (t->be) {
+    if (t->be && t->be != t->cpu) {
         t->be->ops->free(t->be);
+    }
+    if (t->cpu) {
+        t->cpu->ops->free(t->cpu);
     }
     checkpoint_close(t->ck);
     *t = (struct test_model){0};

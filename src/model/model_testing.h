@@ -27,9 +27,16 @@ void fixture_path(char out[512], const char *name, const char *file); /* file ""
 
 /* ---- models ---- */
 
+/* Where models run. A golden test takes the name as its argument: cpu, cuda, cuda-no-graphs. */
+enum test_device { TEST_CPU, TEST_CUDA, TEST_CUDA_NO_GRAPHS };
+
+/* From the program's arguments; ends it with 77 (skipped) when there is no card. */
+enum test_device test_device_named(int argc, char **argv);
+
 struct test_setup { /* zeros are defaults: auto types, 512 rows, one sequence, a context of 1,024 */
     enum dtype compute, kv, recurrent;
-    enum cpu_isa isa;
+    enum test_device device;
+    enum cpu_isa isa; /* of the CPU */
     enum cpu_activations activations;
     enum dense_quant dense_quant;
     size_t n_threads; /* 0: two */
@@ -39,7 +46,8 @@ struct test_setup { /* zeros are defaults: auto types, 512 rows, one sequence, a
 
 struct test_model {
     struct checkpoint *ck;
-    struct backend *be;
+    struct backend *cpu; /* loads */
+    struct backend *be;  /* runs; may be cpu */
     struct model *m;
 };
 

@@ -17,7 +17,8 @@
 enum {
     THREADS_MAX = 1024,
     GRID_YZ_MAX = 65535,
-    SHARED_ALWAYS = 48 * 1024, /* dynamic shared bytes that need no asking */
+    /* Dynamic shared bytes that need no asking, whatever a kernel has besides: both together 48 KiB. */
+    SHARED_ALWAYS = 16 * 1024,
 };
 
 /* Does the driver refuse all work after it? Wrong arguments and want of memory leave the device usable. */

@@ -1,0 +1,109 @@
+#!/bin/sh
+# Checks and times the CUDA backend on a machine with a card, in one call; a short table last.
+#
+#     bench/gpu.sh BUILD WORK RESULTS [PART ...]
+#
+# BUILD holds spillway and the test programs (make gpu-test builds them), WORK gets a random checkpoint of
+# full size (22 GB) unless it is there, RESULTS the logs. Parts, by default all:
+#
+#     ops      every operation against the CPU's reference
+#     golden   fixtures and demo model in float32 and half precision
+#     matrix   every combination of types, with and without graphs
+#     speed    full size: decode by batch and depth, prefill by length; bf16 and int8 dense matrices
+#     profile  one decode step by operation
+#     serve    the server at full size: 200 requests, memory before and after
+#     memcheck compute-sanitizer over the tiny fixtures, where it runs
+set -u
+build=$1 work=$2 results=$3
+shift 3
+parts=${*:-ops golden matrix speed profile serve memcheck}
+spillway=$build/spillway
+model=$work/random-35b
+mkdir -p "$work" "$results"
+summary=$results/summary.txt
+fixture=tests/golden/tiny-qwen3_5-moe-gptq-int4
+: >"$summary"
+
+note() { echo "$*" | tee -a "$summary"; }
+
+check() { # NAME COMMAND...: its last lines into the summary
+    name=$1
+    shift
+    if "$@" >"$results/$name.txt" 2>&1; then
+        note "$name: passed"
+    else
+        note "$name: FAILED ($?)"
+        grep -aE "FAILED|Error|error|assert" "$results/$name.txt" | head -5 | tee -a "$summary"
+    fi
+}
+
+full_size() {
+    [ -f "$model/config.json" ] || "$spillway" make-model --shape qwen3.5-35b-a3b --out "$model" >/dev/null 2>&1
+}
+
+bench() { # NAME FLAGS...
+    name=$1
+    shift
+    "$spillway" bench --device cuda --model "$model" --json "$results/$name.json" "$@" \
+        >"$results/$name.txt" 2>"$results/$name.log" || tail -2 "$results/$name.log" | tee -a "$summary"
+    note "== $name: $*"
+    grep -aE "^(bounds|load|prefill [0-9]+ .*%|decode .*%)" "$results/$name.txt" | tee -a "$summary"
+}
+
+for part in $parts; do
+    echo "--- $part"
+    case $part in
+    ops)
+        for t in "$build"/cuda_*_test; do
+            check "$(basename "$t")" "$t"
+        done
+        ;;
+    golden)
+        check golden-graphs "$build/golden_fixtures_test" cuda
+        check golden-no-graphs "$build/golden_fixtures_test" cuda-no-graphs
+        for dtype in float32 bfloat16 float16; do
+            "$spillway" eval --device cuda --model models/rill --golden models/rill/golden.json \
+                --dtype $dtype >"$results/rill-$dtype.txt" 2>&1
+            note "rill $dtype: $(tail -2 "$results/rill-$dtype.txt" | tr '\n' ';')"
+        done
+        ;;
+    matrix)
+        check matrix-graphs "$build/golden_matrix_test" cuda
+        check matrix-no-graphs "$build/golden_matrix_test" cuda-no-graphs
+        ;;
+    speed)
+        full_size
+        for dense in none int8; do
+            bench "speed-$dense" --dense-quant $dense --repeat 3 --decode-tokens 64 --depth 0,16384 --batch 1 \
+                --prefill 512,2048,8192 --chunked-prefill-size 8192 --max-total-tokens 32768
+            bench "batch-$dense" --dense-quant $dense --repeat 3 --decode-tokens 32 --depth 0 --batch 8,32 \
+                --prefill none --max-total-tokens 32768
+        done
+        ;;
+    profile)
+        full_size
+        "$spillway" bench --device cuda --model "$model" --repeat 1 --decode-tokens 16 --depth 0 --batch 1 \
+            --prefill none --profile >"$results/profile.txt" 2>&1
+        sed -n '/^profile/,$p' "$results/profile.txt"
+        ;;
+    serve)
+        full_size
+        check serve python3 bench/serve_load.py "$spillway" "$model" 200
+        tail -3 "$results/serve.txt" | tee -a "$summary"
+        ;;
+    memcheck)
+        for tool in memcheck racecheck; do
+            if command -v compute-sanitizer >/dev/null; then
+                check "$tool" timeout 240 compute-sanitizer --tool $tool --error-exitcode 9 \
+                    "$spillway" eval --device cuda --model "$fixture" --inputs "$fixture/reference.safetensors" \
+                    --outputs "$work/out.safetensors" --greedy 4 --dtype bfloat16
+            else
+                note "$tool: compute-sanitizer is not on this machine"
+            fi
+        done
+        ;;
+    *) echo "unknown part $part" >&2 && exit 2 ;;
+    esac
+done
+echo "--- summary"
+cat "$summary"
