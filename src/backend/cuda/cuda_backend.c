@@ -63,8 +63,10 @@ static void plan_free(struct cuda_backend *be)
         be->drv->mem_free((CUdeviceptr)(uintptr_t)be->scratch);
     }
     free(own->data);
+    free(own->units);
     free(own->hook_buffer);
     own->data = NULL;
+    own->units = NULL;
     own->hook_buffer = NULL;
     own->n_ops = 0;
     be->scratch = NULL;
@@ -92,6 +94,33 @@ static enum status hook_buffer_new(struct cuda_backend *be, struct error *err)
                                         "cannot allocate the choices of %zu rows", be->rows_max);
 }
 
+/* Which neighbours run as one. */
+static enum status units_prepare(struct cuda_backend *be, struct cuda_need *most, struct error *err)
+{
+    struct cuda_private *own = be->own;
+    enum status rc = OK;
+
+    for (size_t i = 0; rc == OK && !own->no_fusions && i < own->n_ops;) {
+        struct cuda_unit *u = &own->units[i];
+        const struct cuda_fusion *f;
+        struct cuda_need need = {0};
+
+        for (size_t j = 0; !u->fusion && (f = cuda_fusion_at(j)) != NULL; j++) {
+            u->n_ops = f->match(be, &own->ops[i], own->n_ops - i);
+            u->fusion = u->n_ops > 0 ? f : NULL;
+        }
+        if (u->fusion) {
+            rc = cuda_family_load(be, u->fusion->family, err);
+        }
+        if (rc == OK && u->fusion && u->fusion->prepare) {
+            rc = u->fusion->prepare(be, &own->ops[i], &own->data[i], &need, &u->data, err);
+        }
+        most->scratch_bytes = size_max(most->scratch_bytes, need.scratch_bytes);
+        i += u->fusion ? u->n_ops : 1;
+    }
+    return rc;
+}
+
 static enum status ops_prepare(struct cuda_backend *be, struct error *err)
 {
     struct cuda_private *own = be->own;
@@ -107,6 +136,9 @@ static enum status ops_prepare(struct cuda_backend *be, struct error *err)
             rc = family->prepare(be, &own->ops[i], &need, &own->data[i], err);
         }
         most.scratch_bytes = size_max(most.scratch_bytes, need.scratch_bytes);
+    }
+    if (rc == OK) {
+        rc = units_prepare(be, &most, err);
     }
     if (rc == OK && most.scratch_bytes > 0) {
         rc = cuda_alloc(be, &scratch, most.scratch_bytes, "scratch", err);
@@ -133,7 +165,8 @@ static enum status prepare(struct backend *base, const struct op *ops, size_t n_
     be->rows_max = rows_max;
     be->context_max = context_max;
     own->data = calloc(n_ops + 1, sizeof(void *));
-    if (!own->data) {
+    own->units = calloc(n_ops + 1, sizeof *own->units);
+    if (!own->data || !own->units) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate a plan of %zu operations", n_ops);
     }
     own->ops = ops;
@@ -495,6 +528,7 @@ enum status cuda_backend_new(struct backend **out, const struct cuda_backend_opt
     be->own = own;
     own->memory_limit = o->memory_limit;
     own->no_graphs = o->no_graphs;
+    own->no_fusions = o->no_fusions;
     be->drv = o->driver;
     if (!be->drv) {
         struct error why;

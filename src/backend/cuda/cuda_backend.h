@@ -19,6 +19,7 @@ struct cuda_driver;
 struct cuda_backend_options {
     int device;          /* ordinal among the visible cards */
     bool no_graphs;      /* run every step kernel by kernel; the same results */
+    bool no_fusions;     /* every operation on its own; for comparisons */
     size_t memory_limit; /* bytes that the driver may show for this process; 0: the whole card */
     const struct cuda_driver *driver; /* NULL: libcuda.so.1. Tests give the emulator's */
 };

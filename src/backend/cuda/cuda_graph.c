@@ -14,10 +14,19 @@
 static enum status run_ops(struct cuda_backend *be, const struct state_pools *state,
                            struct error *err)
 {
+    const struct cuda_private *own = be->own;
     enum status rc = OK;
 
-    for (size_t i = 0; rc == OK && i < be->own->n_ops; i++) {
-        rc = cuda_run_op(be, &be->own->ops[i], state, err);
+    for (size_t i = 0, n; rc == OK && i < own->n_ops; i += n) {
+        const struct cuda_unit *u = &own->units[i];
+
+        if (u->fusion && own->shape.is_decode && u->fusion->fits(be, &own->ops[i], &own->shape)) {
+            n = u->n_ops;
+            rc = u->fusion->run(be, &own->ops[i], u->data, &own->data[i], &own->shape, state, err);
+        } else {
+            n = 1;
+            rc = cuda_run_op(be, &own->ops[i], state, err);
+        }
     }
     return rc;
 }

@@ -49,6 +49,27 @@ extern const struct cuda_family cuda_embed, cuda_norm, cuda_linear, cuda_conv, c
     cuda_attention, cuda_route, cuda_experts, cuda_swiglu, cuda_add_shared, cuda_rows_check,
     cuda_gather;
 
+/* Neighbouring ops of a plan that small decode steps run as one: such a step is hundreds of kernels that
+ * take two microseconds whatever they do. Results agree with the ops one by one within rounding; the same
+ * step always takes the same way, captured or not. Only run_all() takes it. */
+struct cuda_fusion {
+    const struct cuda_family *family; /* for its kernels alone */
+    /* How many of the n ops from `ops` on it does as one, 0 if they are not its pattern. All were checked. */
+    size_t (*match)(const struct cuda_backend *be, const struct op *ops, size_t n);
+    /* As of a family; op_data[i] is what op i's own family left. NULL: nothing is needed. */
+    enum status (*prepare)(struct cuda_backend *be, const struct op *ops, void *const *op_data,
+                           struct cuda_need *need, void **data, struct error *err);
+    /* Whether it takes a decode step of this size; from what is part of a graph's key only. */
+    bool (*fits)(const struct cuda_backend *be, const struct op *ops,
+                 const struct cuda_shape *shape);
+    enum status (*run)(struct cuda_backend *be, const struct op *ops, void *data,
+                       void *const *op_data, const struct cuda_shape *shape,
+                       const struct state_pools *state, struct error *err);
+};
+
+/* Asked in this order (cuda_families.c); the first that matches has the ops. */
+extern const struct cuda_fusion cuda_fuse_moe, cuda_fuse_gdn, cuda_fuse_linear;
+
 struct cuda_backend {
     struct backend base;
     const struct cuda_driver *drv;

@@ -44,10 +44,16 @@ struct cuda_chunk { /* of device memory that constants are cut from */
     size_t used, size;
 };
 
+struct cuda_unit { /* of a plan: the ops from its place on that small decode steps run as one */
+    const struct cuda_fusion *fusion; /* or NULL */
+    size_t n_ops;
+    void *data;
+};
+
 struct cuda_private {
     struct cuda_driver *opened; /* the table, if it is ours */
     size_t memory_limit;        /* 0: none */
-    bool no_graphs;
+    bool no_graphs, no_fusions;
     bool is_lost; /* after an error that the driver does not come back from */
     struct error lost;
 
@@ -61,6 +67,7 @@ struct cuda_private {
     const struct op *ops;
     size_t n_ops;
     void **data;
+    struct cuda_unit *units; /* [n_ops] */
     struct cuda_chunk *constants;
     float *hook_buffer; /* choices and probabilities on the host, for route_hook; or NULL */
 
@@ -87,6 +94,8 @@ struct cuda_private {
 };
 
 const struct cuda_family *cuda_family_of(enum op_kind kind); /* NULL: none */
+/* The i-th; NULL past the last. */
+const struct cuda_fusion *cuda_fusion_at(size_t i);
 
 /* ---- calls and errors (cuda_launch.c) ---- */
 
