@@ -242,11 +242,16 @@ struct backend_ops {
      * begin  before the first run() of a step: brings its tables to the device
      * end    after the last: waits, and fills the step's bad_layer and router_margin
      * wait   until the device has done what was asked (for clocks around single ops)
+     * host_new  host memory that the device's copies reach without a detour; NULL: none left
+     * read_later  like read() into such memory, but only after end() it has arrived
      * run_all  all ops of the prepared plan, between begin and end; the same results as run() on each,
      *        faster. Not with a route_hook. */
     enum status (*begin)(struct backend *be, const struct step *step, struct error *err);
     enum status (*end)(struct backend *be, const struct step *step, struct error *err);
     enum status (*wait)(struct backend *be, struct error *err);
+    void *(*host_new)(struct backend *be, size_t n_bytes);
+    void (*host_free)(struct backend *be, void *data);
+    void (*read_later)(struct backend *be, void *host, const void *src, size_t n_bytes);
     enum status (*run_all)(struct backend *be, const struct step *step,
                            const struct state_pools *state, struct error *err);
 };

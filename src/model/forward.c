@@ -25,6 +25,21 @@ static bool rows_alloc(float **out, size_t rows, size_t cols)
     return *out != NULL;
 }
 
+/* Where the device's copies arrive directly, if it has memory of its own. */
+static bool logits_alloc(struct model *m, size_t rows)
+{
+    const struct backend_ops *ops = m->be->ops;
+    size_t n_bytes;
+
+    if (!ops->host_new) {
+        return rows_alloc(&m->step.logits, rows, m->spec.vocab);
+    }
+    m->step.logits = size_mul(&n_bytes, rows, m->spec.vocab * sizeof(float))
+                         ? ops->host_new(m->be, n_bytes)
+                         : NULL;
+    return m->step.logits != NULL;
+}
+
 enum status step_buffers_make(struct model *m, struct error *err)
 {
     struct step_buffers *b = &m->step;
@@ -39,14 +54,20 @@ enum status step_buffers_make(struct model *m, struct error *err)
     b->router_margin = calloc(rows, sizeof *b->router_margin);
     if (!b->tokens || !b->spans || !b->out_rows || !b->row_bad || !b->span_bad ||
         !b->router_margin || !rows_alloc(&b->tap_rows, rows, m->spec.hidden) ||
-        !rows_alloc(&b->logits, out_rows, m->spec.vocab)) {
+        !logits_alloc(m, out_rows)) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate buffers for %zu rows", rows);
     }
     return OK;
 }
 
-void step_buffers_release(struct step_buffers *b)
+void step_buffers_release(struct model *m)
 {
+    struct step_buffers *b = &m->step;
+
+    if (m->be->ops->host_free && b->logits) {
+        m->be->ops->host_free(m->be, b->logits);
+        b->logits = NULL;
+    }
     free(b->tokens);
     free(b->spans);
     free(b->out_rows);
@@ -211,8 +232,9 @@ static enum status step_run(struct model *m, const struct step *step,
         rc = ops_run(m, step, o, err);
     }
     if (rc == OK && step->n_out_rows > 0) {
-        ops->read(m->be, m->step.logits, m->plan.logits.data,
-                  step->n_out_rows * m->spec.vocab * sizeof(float));
+        (ops->read_later ? ops->read_later
+                         : ops->read)(m->be, m->step.logits, m->plan.logits.data,
+                                      step->n_out_rows * m->spec.vocab * sizeof(float));
     }
     return rc == OK && ops->end ? ops->end(m->be, step, err) : rc;
 }

@@ -161,7 +161,7 @@ void model_free(struct model *m)
     if (!m) {
         return;
     }
-    step_buffers_release(&m->step);
+    step_buffers_release(m);
     op_plan_release(&m->plan);
     weights_release(&m->weights);
     state_store_free(m->states);

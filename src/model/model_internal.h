@@ -32,6 +32,6 @@ struct model {
 };
 
 enum status step_buffers_make(struct model *m, struct error *err);
-void step_buffers_release(struct step_buffers *b);
+void step_buffers_release(struct model *m);
 
 #endif

@@ -414,6 +414,44 @@ static void backend_free(struct backend *base)
     free(be);
 }
 
+static void *host_new(struct backend *base, size_t n_bytes)
+{
+    struct cuda_backend *be = backend_of(base);
+    void *p = NULL;
+
+    if (cuda_enter(be, NULL) != OK || be->drv->mem_host_alloc(&p, n_bytes, 0) != CUDA_SUCCESS_) {
+        return NULL;
+    }
+    memset(p, 0, n_bytes);
+    return p;
+}
+
+static void host_free(struct backend *base, void *data)
+{
+    struct cuda_backend *be = backend_of(base);
+
+    if (data && cuda_enter(be, NULL) == OK) {
+        be->drv->mem_free_host(data);
+    }
+}
+
+/* After a failure the backend is lost, and end() says so. */
+static void read_later(struct backend *base, void *host, const void *src, size_t n_bytes)
+{
+    struct cuda_backend *be = backend_of(base);
+    struct error err;
+    enum status rc = cuda_enter(be, &err);
+
+    if (rc == OK) {
+        rc = cuda_result(
+            be, be->drv->memcpy_dtoh_async(host, (CUdeviceptr)(uintptr_t)src, n_bytes, be->stream),
+            &err, "cuMemcpyDtoHAsync of %zu bytes", n_bytes);
+    }
+    if (rc != OK) {
+        copy_failed(be, &err);
+    }
+}
+
 static const struct backend_ops cuda_ops = {
     .name = "cuda",
     .check = check,
@@ -428,6 +466,9 @@ static const struct backend_ops cuda_ops = {
     .begin = begin,
     .end = end,
     .wait = wait_all,
+    .host_new = host_new,
+    .host_free = host_free,
+    .read_later = read_later,
     .run_all = run_all,
 };
 
