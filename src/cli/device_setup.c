@@ -64,14 +64,18 @@ enum status device_open(struct backend **out, const struct model_flags *f, struc
                                            .memory_limit = (size_t)(f->gpu_memory_gb * GIB)};
     bool must = f->device && strcmp(f->device, "cuda") == 0;
     struct error why = {0};
-    enum status rc;
+    enum status rc = OK;
 
     *out = NULL;
     if (f->device && strcmp(f->device, "cpu") == 0) {
         flags_idle(s, f);
         return OK;
     }
-    rc = cuda_backend_new(out, &o, &why);
+    if (!cuda_is_there(why.text, sizeof why.text)) {
+        rc = ERR_DEVICE;
+    } else {
+        rc = cuda_backend_new(out, &o, &why);
+    }
     if (rc == OK) {
         describe_card(s, f, *out);
         return OK;

@@ -53,6 +53,12 @@ static void plain_free(struct backend *be, void *data)
     free(data);
 }
 
+static void plain_write(struct backend *be, void *dst, const void *host, size_t n_bytes)
+{
+    (void)be;
+    memcpy(dst, host, n_bytes);
+}
+
 struct rig {
     struct backend_ops ops;
     struct backend be;
@@ -122,7 +128,8 @@ static int setup(void **state)
     r->ops = (struct backend_ops){.check = accept_check,
                                   .prepare = accept_prepare,
                                   .buffer_new = plain_new,
-                                  .buffer_free = plain_free};
+                                  .buffer_free = plain_free,
+                                  .write = plain_write};
     r->be.ops = &r->ops;
     read_config(r, "qwen3.5-35b-a3b");
     assert_int_equal(model_spec_build(&r->spec, &r->config, &err), OK);
