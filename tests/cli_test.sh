@@ -141,7 +141,7 @@ server=$!
 if wait_for 120 ready; then
     for flag in attention-backend cpu-offload-gb offload-group-size mem-fraction-static \
         disable-cuda-graph skip-server-warmup trust-remote-code; do
-        [ "$(grep -cE -- "$flag .*no effect" "$work/err")" = 1 ] ||
+        [ "$(grep -cE -- "$flag[: ].*no effect" "$work/err")" = 1 ] ||
             fail "--$flag is not noted with one line"
     done
     says "self-test passed"
