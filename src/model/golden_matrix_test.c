@@ -11,6 +11,9 @@
  *             pools after every step, against the plain run. Nothing of the rounding code under test
  *             takes part in it.
  *
+ * The scales of the quantised fixtures are float16 in one and bfloat16 in the other (act-order), so each
+ * activation type meets both.
+ *
  * Tokens at which some layer's router margin (k-th minus next probability, in the float32 run) is
  * below MARGIN_MIN are reported apart: there a tiny difference picks another expert, which is not an
  * error of the arithmetic. */

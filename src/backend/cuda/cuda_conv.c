@@ -2,8 +2,7 @@
  *
  * Place: backend/cuda; the kernels are in kernels/conv.cu. Four taps and channels in fours, the shape of
  *        the models we know, take 16 bytes at a time; other shapes one channel per thread. */
-#include "backend/cuda/cuda_internal.h"
-#include "backend/cuda/kernels/conv_args.h"
+#include "backend/cuda/cuda_gdn.h"
 #include "base/size.h"
 
 enum conv_kernel { CONV4_QUADS, CONV_ANY, CONV_KERNELS };
@@ -22,7 +21,7 @@ static bool is_aligned(const void *p)
     return (uintptr_t)p % (CONV_QUAD * sizeof(float)) == 0;
 }
 
-static bool fits_quads(const struct op_conv *u)
+bool cuda_conv_fits_quads(const struct op_conv *u)
 {
     return u->taps == CONV_QUAD_TAPS && u->channels % CONV_QUAD == 0 && is_aligned(u->in.data) &&
            is_aligned(u->out.data) && is_aligned(u->weight);
@@ -54,7 +53,7 @@ static enum status conv_check(struct cuda_backend *be, struct op *op, struct err
         rc = cuda_refuse(err, op, "%zu channels are too many", u->channels);
     }
     if (rc == OK) {
-        op->kernel = fits_quads(u) ? "conv4 cuda" : "conv cuda";
+        op->kernel = cuda_conv_fits_quads(u) ? "conv4 cuda" : "conv cuda";
     }
     return rc;
 }
@@ -65,16 +64,13 @@ static enum status conv_broken(struct error *err, const struct op *op, const cha
                      op->layer, what);
 }
 
-static enum status conv_run(struct cuda_backend *be, const struct op *op, void *data,
-                            const struct cuda_shape *shape, const struct state_pools *state,
-                            struct error *err)
+enum status cuda_conv_args(struct conv_args *args, const struct op *op,
+                           const struct cuda_shape *shape, const struct state_pools *state,
+                           struct error *err)
 {
     const struct op_conv *u = &op->u.conv;
-    bool is_quads = fits_quads(u) && is_aligned(state->conv);
-    size_t threads = u->channels / (is_quads ? CONV_QUAD : 1), each, pieces, run;
-    struct conv_args args;
+    size_t each = dtype_bytes(state->conv_dtype);
 
-    (void)data;
     if (u->gdn_layer >= state->n_gdn_layers || state->conv_elems != (u->taps - 1) * u->channels ||
         state->n_slots > INT32_MAX) {
         return conv_broken(err, op, "the conv state has another shape");
@@ -83,10 +79,7 @@ static enum status conv_run(struct cuda_backend *be, const struct op *op, void *
     if (state->conv_dtype != DTYPE_F32 && state->conv_dtype != u->in.round) {
         return conv_broken(err, op, "the conv state has another type than the conv's input");
     }
-    each = dtype_bytes(state->conv_dtype);
-    pieces = (threads + CONV_THREADS - 1) / CONV_THREADS;
-    run = size_max(1, size_min(shape->n_rows * pieces / CONV_BLOCKS_WANTED, CONV_ROWS_MAX));
-    args = (struct conv_args){
+    *args = (struct conv_args){
         .view = shape->view,
         .in = u->in.data,
         .weight = u->weight,
@@ -95,10 +88,30 @@ static enum status conv_run(struct cuda_backend *be, const struct op *op, void *
         .n_slots = (int32_t)state->n_slots,
         .taps = (int32_t)u->taps,
         .channels = (int32_t)u->channels,
-        .rows_per_block = (int32_t)run,
+        .rows_per_block = 1,
         .state_dtype = state->conv_dtype,
         .round = u->out.round,
     };
+    return OK;
+}
+
+static enum status conv_run(struct cuda_backend *be, const struct op *op, void *data,
+                            const struct cuda_shape *shape, const struct state_pools *state,
+                            struct error *err)
+{
+    const struct op_conv *u = &op->u.conv;
+    bool is_quads = cuda_conv_fits_quads(u) && is_aligned(state->conv);
+    size_t threads = u->channels / (is_quads ? CONV_QUAD : 1), pieces, run;
+    struct conv_args args;
+    enum status rc = cuda_conv_args(&args, op, shape, state, err);
+
+    (void)data;
+    if (rc != OK) {
+        return rc;
+    }
+    pieces = (threads + CONV_THREADS - 1) / CONV_THREADS;
+    run = size_max(1, size_min(shape->n_rows * pieces / CONV_BLOCKS_WANTED, CONV_ROWS_MAX));
+    args.rows_per_block = (int32_t)run;
     return cuda_launch(be, &cuda_conv, is_quads ? CONV4_QUADS : CONV_ANY,
                        (struct cuda_grid){.x = (unsigned)pieces,
                                           .y = (unsigned)((shape->n_rows + run - 1) / run),

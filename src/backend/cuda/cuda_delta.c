@@ -8,8 +8,7 @@
  *        Which form a span gets depends on its own rows only. */
 #include <limits.h>
 
-#include "backend/cuda/cuda_internal.h"
-#include "backend/cuda/kernels/delta_args.h"
+#include "backend/cuda/cuda_gdn.h"
 
 enum {
     KERNEL_STEP,
@@ -40,7 +39,7 @@ static bool is_at_16_bytes(const void *p)
     return (uintptr_t)p % 16 == 0;
 }
 
-static bool has_fast_heads(const struct op_delta *u)
+bool cuda_delta_has_fast_heads(const struct op_delta *u)
 {
     return u->dk == DELTA_DIM && u->dv == DELTA_DIM && is_at_16_bytes(u->qkv.data) &&
            is_at_16_bytes(u->z.data) && is_at_16_bytes(u->out.data) && is_at_16_bytes(u->norm);
@@ -59,7 +58,7 @@ static size_t scan_shared_bytes(const struct op_delta *u, unsigned key_buffers)
 
 static bool has_chunks(const struct cuda_backend *be, const struct op_delta *u)
 {
-    return has_fast_heads(u) && be->card.sm >= SM_BF16 &&
+    return cuda_delta_has_fast_heads(u) && be->card.sm >= SM_BF16 &&
            be->card.shared_bytes_max >= scan_shared_bytes(u, 1);
 }
 
@@ -102,7 +101,7 @@ static enum status delta_check(struct cuda_backend *be, struct op *op, struct er
     }
     if (rc == OK) {
         op->kernel = has_chunks(be, u)   ? "delta chunked cuda"
-                     : has_fast_heads(u) ? "delta recurrent cuda"
+                     : cuda_delta_has_fast_heads(u) ? "delta recurrent cuda"
                                          : "delta any cuda";
     }
     return rc;
@@ -141,11 +140,22 @@ static enum status delta_prepare(struct cuda_backend *be, const struct op *op,
     return OK;
 }
 
-static struct delta_args delta_args(struct cuda_backend *be, const struct op_delta *u,
-                                    const struct cuda_shape *shape, const struct state_pools *state)
+enum status cuda_delta_args(struct delta_args *args, struct cuda_backend *be, const struct op *op,
+                            const struct cuda_shape *shape, const struct state_pools *state,
+                            struct error *err)
 {
+    const struct op_delta *u = &op->u.delta;
     size_t layer_bytes = state->n_slots * state->recurrent_elems;
-    struct delta_args args = {
+
+    if (u->gdn_layer >= state->n_gdn_layers || state->recurrent_elems != u->nv * u->dk * u->dv) {
+        return error_set(err, ERR_INTERNAL, "op '%s': the recurrent state has another shape",
+                         op->name);
+    }
+    if (state->recurrent_dtype != DTYPE_F32 && state->recurrent_dtype != DTYPE_BF16) {
+        return error_set(err, ERR_INTERNAL,
+                         "op '%s': the recurrent state must be float32 or bfloat16", op->name);
+    }
+    *args = (struct delta_args){
         .view = shape->view,
         .qkv = u->qkv.data,
         .z = u->z.data,
@@ -164,17 +174,16 @@ static struct delta_args delta_args(struct cuda_backend *be, const struct op_del
         .state_dtype = state->recurrent_dtype,
         .round = u->out.round,
     };
-
     layer_bytes *= dtype_bytes(state->recurrent_dtype);
-    args.state = state->recurrent + u->gdn_layer * layer_bytes;
+    args->state = state->recurrent + u->gdn_layer * layer_bytes;
     if (has_chunks(be, u) && u->chunk_min < INT32_MAX) {
-        args.chunk_min = (int32_t)u->chunk_min;
-        args.key_buffers = be->card.shared_bytes_max >= scan_shared_bytes(u, 2) ? 2 : 1;
+        args->chunk_min = (int32_t)u->chunk_min;
+        args->key_buffers = be->card.shared_bytes_max >= scan_shared_bytes(u, 2) ? 2 : 1;
         if (be->rows_max >= u->chunk_min) {
-            scratch_cut(&args, be->scratch, u, be->rows_max);
+            scratch_cut(args, be->scratch, u, be->rows_max);
         }
     }
-    return args;
+    return OK;
 }
 
 static enum status run_recurrent(struct cuda_backend *be, const struct op_delta *u,
@@ -184,7 +193,7 @@ static enum status run_recurrent(struct cuda_backend *be, const struct op_delta 
     struct cuda_grid grid = {.x = (unsigned)u->nv, .y = (unsigned)shape->n_spans};
     size_t columns = (DELTA_ANY_SHARED / sizeof(float) - 2 * u->dk) / u->dk;
 
-    if (has_fast_heads(u)) {
+    if (cuda_delta_has_fast_heads(u)) {
         grid.threads = DELTA_THREADS;
         return cuda_launch(be, &cuda_delta, KERNEL_STEP, grid, args, err);
     }
@@ -229,20 +238,11 @@ static enum status delta_run(struct cuda_backend *be, const struct op *op, void 
                              struct error *err)
 {
     const struct op_delta *u = &op->u.delta;
-    enum status rc = OK;
     struct delta_args args;
+    enum status rc = cuda_delta_args(&args, be, op, shape, state, err);
 
     (void)data;
-    if (u->gdn_layer >= state->n_gdn_layers || state->recurrent_elems != u->nv * u->dk * u->dv) {
-        return error_set(err, ERR_INTERNAL, "op '%s': the recurrent state has another shape",
-                         op->name);
-    }
-    if (state->recurrent_dtype != DTYPE_F32 && state->recurrent_dtype != DTYPE_BF16) {
-        return error_set(err, ERR_INTERNAL,
-                         "op '%s': the recurrent state must be float32 or bfloat16", op->name);
-    }
-    args = delta_args(be, u, shape, state);
-    if (args.chunk_min > 1) {
+    if (rc == OK && args.chunk_min > 1) {
         rc = run_recurrent(be, u, shape, &args, err);
     }
     if (rc == OK && shape->span_rows_max >= (size_t)args.chunk_min) {

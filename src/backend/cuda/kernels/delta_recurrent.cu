@@ -10,9 +10,7 @@
  *         A warp has 16 rows of S, a lane four columns of them; the warps' partial sums meet in shared
  *         memory and every warp adds them up for itself. That is one barrier a row, and one warp, another
  *         one for each row, goes on to the output's norm while the others begin the next row. */
-#include "backend/cuda/kernels/delta.cuh"
-
-enum { STEP_WARPS = DELTA_THREADS / WARP, STEP_ROWS_OF_WARP = DELTA_DIM / STEP_WARPS };
+#include "backend/cuda/kernels/delta_step.cuh"
 
 /* The span of this block; none when it has no rows. No kernel of a step writes its tables, so they may be
  * read before depend_wait(). */
@@ -29,148 +27,19 @@ DEVICE struct step_span recurrent_span(const struct delta_args &a)
     return span;
 }
 
-/* A thread's part of the state, its first value being at `at`. The type is asked for once and not for each
- * row, so that all loads are on their way before the first is used. */
-DEVICE void load_state(float (*S)[4], enum dtype t, const void *state, size_t at)
-{
-    if (t == DTYPE_F32) {
-        UNROLL
-        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
-            load4(S[i], (const float *)state + at + i * DELTA_DIM);
-        }
-    } else {
-        uint2 w[STEP_ROWS_OF_WARP];
-
-        UNROLL
-        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
-            w[i] = *(const uint2 *)((const uint16_t *)state + at + i * DELTA_DIM);
-        }
-        UNROLL
-        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
-            S[i][0] = f32_from_bits(w[i].x << 16);
-            S[i][1] = f32_from_bits(w[i].x & 0xffff0000u);
-            S[i][2] = f32_from_bits(w[i].y << 16);
-            S[i][3] = f32_from_bits(w[i].y & 0xffff0000u);
-        }
-    }
-}
-
-DEVICE void store_state(enum dtype t, void *state, size_t at, const float (*S)[4])
-{
-    if (t == DTYPE_F32) {
-        UNROLL
-        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
-            store4((float *)state + at + i * DELTA_DIM, S[i]);
-        }
-    } else {
-        UNROLL
-        for (int i = 0; i < STEP_ROWS_OF_WARP; i++) {
-            *(uint2 *)((uint16_t *)state + at + i * DELTA_DIM) = make_uint2(
-                bf16_pair_from_f32(S[i][0], S[i][1]), bf16_pair_from_f32(S[i][2], S[i][3]));
-        }
-    }
-}
-
-/* What a thread needs of one row: where its warp's 16 values of key and query lie (they are read once
- * more for the update, from the first-level cache, which saves registers), and its four columns' share. */
-struct step_row {
-    const float *key, *query;
-    float kk, qq, kq; /* over the whole head, eps not yet in */
-    float v[4], z[4];
-    float beta, decay;
-};
-
 DEVICE void load_step_row(struct step_row *r, const struct delta_args &a, int row, int h)
 {
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int lane = (int)threadIdx.x % WARP;
     int key_head = h / (a.nv / a.nk), n_keys = a.nk * DELTA_DIM;
     const float *x = a.qkv + (size_t)row * (2 * n_keys + a.nv * DELTA_DIM);
-    const float *query = x + key_head * DELTA_DIM, *key = query + n_keys;
-    float k[4], q[4], g;
+    const float *query = x + key_head * DELTA_DIM;
+    float g;
 
-    load4(k, key + 4 * lane);
-    load4(q, query + 4 * lane);
-    r->key = key + warp * STEP_ROWS_OF_WARP;
-    r->query = query + warp * STEP_ROWS_OF_WARP;
     load4(r->v, x + 2 * n_keys + h * DELTA_DIM + 4 * lane);
     load4(r->z, a.z + ((size_t)row * a.nv + h) * DELTA_DIM + 4 * lane);
     delta_gates(a, row, h, &r->beta, &g);
     r->decay = exp_f32(g);
-    r->kk = r->qq = r->kq = 0;
-    UNROLL
-    for (int i = 0; i < 4; i++) {
-        r->kk += k[i] * k[i];
-        r->qq += q[i] * q[i];
-        r->kq += k[i] * q[i];
-    }
-    r->kk = warp_sum(r->kk);
-    r->qq = warp_sum(r->qq);
-    r->kq = warp_sum(r->kq);
-}
-
-/* This warp's share of S'k and S'q to its place in `part`, [warp][k, q][128]. */
-DEVICE void step_partial(float (*part)[2][DELTA_DIM], const struct step_row *r, const float (*S)[4])
-{
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    float sk[4] = {0, 0, 0, 0}, sq[4] = {0, 0, 0, 0};
-
-    UNROLL
-    for (int i = 0; i < STEP_ROWS_OF_WARP; i += 4) {
-        float k[4], q[4];
-
-        load4(k, r->key + i);
-        load4(q, r->query + i);
-        UNROLL
-        for (int n = 0; n < 4; n++) {
-            UNROLL
-            for (int j = 0; j < 4; j++) {
-                sk[j] += k[n] * S[i + n][j];
-                sq[j] += q[n] * S[i + n][j];
-            }
-        }
-    }
-    store4(&part[warp][0][4 * lane], sk);
-    store4(&part[warp][1][4 * lane], sq);
-}
-
-DEVICE void step_update(const struct step_row *r, float inverse_k, const float delta[4],
-                        float (*S)[4])
-{
-    UNROLL
-    for (int i = 0; i < STEP_ROWS_OF_WARP; i += 4) {
-        float k[4];
-
-        load4(k, r->key + i);
-        UNROLL
-        for (int n = 0; n < 4; n++) {
-            float factor = inverse_k * k[n];
-
-            UNROLL
-            for (int j = 0; j < 4; j++) {
-                S[i + n][j] = r->decay * S[i + n][j] + factor * delta[j];
-            }
-        }
-    }
-}
-
-DEVICE void step_sum(float sum[4], float (*part)[2][DELTA_DIM], int which)
-{
-    int lane = (int)threadIdx.x % WARP;
-
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        sum[j] = 0;
-    }
-    UNROLL
-    for (int w = 0; w < STEP_WARPS; w++) {
-        float v[4];
-
-        load4(v, &part[w][which][4 * lane]);
-        UNROLL
-        for (int j = 0; j < 4; j++) {
-            sum[j] += v[j];
-        }
-    }
+    step_row_keys(r, query + n_keys, query);
 }
 
 KERNEL(delta_step, delta_args, DELTA_THREADS, 2)
@@ -211,27 +80,15 @@ KERNEL(delta_step, delta_args, DELTA_THREADS, 2)
     }
     for (int t = 0; t < span.n_rows; t++) {
         struct step_row r;
-        float delta[4], sum[4], inverse_k, inverse_q;
+        float delta[4], inverse_k;
 
         load_step_row(&r, a, span.row + t, h);
         step_partial(part[t % 2], &r, S);
         block_sync();
         inverse_k = rsqrt_f32(r.kk + DELTA_L2_EPS);
-        step_sum(sum, part[t % 2], 0);
-        UNROLL
-        for (int j = 0; j < 4; j++) {
-            delta[j] = r.beta * (r.v[j] - r.decay * inverse_k * sum[j]);
-        }
+        step_delta(delta, &r, inverse_k, part[t % 2]);
         if (warp == t % STEP_WARPS) {
-            float o[4];
-
-            inverse_q = rsqrt_f32(r.qq + DELTA_L2_EPS) * rsqrt_f32(DELTA_DIM);
-            step_sum(sum, part[t % 2], 1);
-            UNROLL
-            for (int j = 0; j < 4; j++) {
-                o[j] = inverse_q * (r.decay * sum[j] + inverse_k * r.kq * delta[j]);
-            }
-            delta_output4(a, span.row + t, h, o, r.z);
+            step_output(a, span.row + t, h, &r, inverse_k, delta, part[t % 2]);
         }
         step_update(&r, inverse_k, delta, S);
     }
