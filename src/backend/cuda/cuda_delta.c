@@ -100,9 +100,9 @@ static enum status delta_check(struct cuda_backend *be, struct op *op, struct er
         rc = cuda_refuse(err, op, "decay, dt_bias or norm is missing");
     }
     if (rc == OK) {
-        op->kernel = has_chunks(be, u)   ? "delta chunked cuda"
+        op->kernel = has_chunks(be, u)              ? "delta chunked cuda"
                      : cuda_delta_has_fast_heads(u) ? "delta recurrent cuda"
-                                         : "delta any cuda";
+                                                    : "delta any cuda";
     }
     return rc;
 }
