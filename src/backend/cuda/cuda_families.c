@@ -12,14 +12,13 @@ const struct cuda_family *cuda_family_of(enum op_kind kind)
         [OP_ATTENTION] = &cuda_attention,   [OP_ROUTE] = &cuda_route,
         [OP_EXPERTS] = &cuda_experts,       [OP_SWIGLU] = &cuda_swiglu,
         [OP_ADD_SHARED] = &cuda_add_shared, [OP_CHECK] = &cuda_rows_check,
-        [OP_GATHER] = &cuda_gather,
+        [OP_GATHER] = &cuda_gather,         [OP_BEST] = &cuda_best,
     };
 
     return (unsigned)kind < OP_KIND_COUNT ? families[kind] : NULL;
 }
 
 #pragma weak cuda_fuse_moe
-#pragma weak cuda_fuse_gdn
 #pragma weak cuda_fuse_linear
 
 const struct cuda_fusion *cuda_fusion_at(size_t i)

@@ -365,6 +365,10 @@ static void turn_op(struct cuda_pair *p, struct op *op, struct expert_weights **
         turn_operand(p, op, &op->u.gather.in);
         turn_operand(p, op, &op->u.gather.out);
         break;
+    case OP_BEST:
+        turn_operand(p, op, &op->u.best.in);
+        turn_operand(p, op, &op->u.best.out);
+        break;
     default:
         fail_msg("op '%s' has a kind that these tests do not know: %d", op->name, (int)op->kind);
     }
@@ -528,7 +532,7 @@ static void gpu_run(struct cuda_pair *p, const struct step *step, const struct s
     gpu_step(p, step, state, true);
     first = contents(p);
     contents_restore(p, before);
-    gpu_step(p, step, state, false);
+    gpu_step(p, step, state, p->is_fused);
     second = contents(p);
     contents_compare(p, first, second);
     free(before);

@@ -48,7 +48,10 @@ struct cuda_pair {
     struct backend *cpu, *gpu;
     bool is_emulated; /* choose small sizes */
     bool runs_once;   /* skips the second run; for what takes too long */
-    int sm;           /* of the card */
+    /* Both runs are of the whole plan: for ops that run as one, which need not give the bits of the ops
+     * one by one, nor write what passes between them. */
+    bool is_fused;
+    int sm; /* of the card */
     /* What the card said of the last step: [n_rows]; NULL when the step had none. */
     int16_t *bad_layer;
     float *router_margin;
