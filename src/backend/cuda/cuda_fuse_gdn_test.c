@@ -217,10 +217,9 @@ static void run_case(struct cuda_pair *p, const struct gdn_case *c)
         cuda_pair_expect(p, group, name, c->state, d.pools.recurrent,
                          LAYERS * d.n_slots * d.pools.recurrent_elems,
                          cuda_tolerance(c->state, allowed));
-    ));
-    for (size_t s = 0; s < d.step.step.n_spans; s++) {
-        d.step.spans[s].state_is_zero = false;
-    }
+        for (size_t s = 0; s < d.step.step.n_spans; s++) {
+            d.step.spans[s].state_is_zero = false;
+        }
     }
     p->is_fused = false;
     cuda_pair_forget(p);
