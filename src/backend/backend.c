@@ -12,7 +12,7 @@ const char *op_kind_name(enum op_kind kind)
         [OP_ATTENTION] = "attention",   [OP_ROUTE] = "route",
         [OP_EXPERTS] = "experts",       [OP_SWIGLU] = "swiglu",
         [OP_ADD_SHARED] = "add_shared", [OP_CHECK] = "check",
-        [OP_GATHER] = "gather",
+        [OP_GATHER] = "gather",         [OP_BEST] = "best",
     };
 
     return (unsigned)kind < OP_KIND_COUNT ? names[kind] : "unknown";
@@ -72,6 +72,10 @@ static void op_ends(const struct op *op, const struct operand **in, const struct
     case OP_GATHER:
         *in = &op->u.gather.in;
         *out = &op->u.gather.out;
+        break;
+    case OP_BEST:
+        *in = &op->u.best.in;
+        *out = &op->u.best.out;
         break;
     case OP_KIND_COUNT:
         break;

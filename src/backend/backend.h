@@ -95,6 +95,7 @@ enum op_kind {
     OP_ADD_SHARED, /* x += routed + sigmoid(g) * shared */
     OP_CHECK,      /* note rows of x that are not finite */
     OP_GATHER,     /* out[i] = x[out_rows[i]] */
+    OP_BEST,       /* where each row's largest value is, and whether all are finite */
     OP_KIND_COUNT
 };
 
@@ -193,6 +194,11 @@ struct op_check {
 struct op_gather {
     struct operand in, out;
 };
+struct op_best {
+    struct operand in; /* float32 */
+    struct operand
+        out; /* I32 [1]: the first of the row's largest values; -1 when one is not finite */
+};
 
 struct op {
     enum op_kind kind;
@@ -214,6 +220,7 @@ struct op {
         struct op_add_shared add_shared;
         struct op_check check;
         struct op_gather gather;
+        struct op_best best;
     } u;
 };
 

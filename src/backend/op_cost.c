@@ -138,6 +138,7 @@ struct op_cost op_cost(const struct op *op, const struct cost_step *step,
     case OP_ADD_SHARED:
     case OP_CHECK:
     case OP_GATHER:
+    case OP_BEST:
     case OP_KIND_COUNT:
         break;
     }

@@ -7,7 +7,6 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/clock.h"
-#include "base/floats.h"
 #include "base/numa.h"
 #include "base/pool.h"
 #include "base/size.h"
@@ -216,7 +215,7 @@ static enum status feed_prompt(struct bench *b, size_t i, size_t n, struct error
         }
         progress_update(b->progress, b->n_done);
     }
-    b->first[i] = (int32_t)floats_argmax(result.logits, b->n_vocab);
+    b->first[i] = result.best[0];
     return OK;
 }
 
@@ -234,7 +233,7 @@ static enum status decode_steps(struct bench *b, size_t batch, struct error *err
             return rc;
         }
         for (size_t i = 0; i < batch; i++) {
-            b->next[i] = (int32_t)floats_argmax(result.logits + i * b->n_vocab, b->n_vocab);
+            b->next[i] = result.best[i];
         }
     }
     return OK;

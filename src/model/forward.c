@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/floats.h"
 #include "base/size.h"
 #include "model/model_internal.h"
 
@@ -25,19 +24,26 @@ static bool rows_alloc(float **out, size_t rows, size_t cols)
     return *out != NULL;
 }
 
-/* Where the device's copies arrive directly, if it has memory of its own. */
-static bool logits_alloc(struct model *m, size_t rows)
+/* n elements of `each` bytes, zeroed: where the device's copies arrive directly, if it has memory of its
+ * own. */
+static void *arrival_new(const struct model *m, size_t n, size_t each)
 {
     const struct backend_ops *ops = m->be->ops;
     size_t n_bytes;
 
     if (!ops->host_new) {
-        return rows_alloc(&m->step.logits, rows, m->spec.vocab);
+        return calloc(n, each);
     }
-    m->step.logits = size_mul(&n_bytes, rows, m->spec.vocab * sizeof(float))
-                         ? ops->host_new(m->be, n_bytes)
-                         : NULL;
-    return m->step.logits != NULL;
+    return size_mul(&n_bytes, n, each) ? ops->host_new(m->be, n_bytes) : NULL;
+}
+
+static void arrival_free(const struct model *m, void *data)
+{
+    if (m->be->ops->host_free) {
+        m->be->ops->host_free(m->be, data);
+    } else {
+        free(data);
+    }
 }
 
 enum status step_buffers_make(struct model *m, struct error *err)
@@ -52,9 +58,11 @@ enum status step_buffers_make(struct model *m, struct error *err)
     b->row_bad = calloc(rows, sizeof *b->row_bad);
     b->span_bad = calloc(b->spans_max, sizeof *b->span_bad);
     b->router_margin = calloc(rows, sizeof *b->router_margin);
+    b->logits = arrival_new(m, out_rows, m->spec.vocab * sizeof *b->logits);
+    b->best = arrival_new(m, out_rows, sizeof *b->best);
     if (!b->tokens || !b->spans || !b->out_rows || !b->row_bad || !b->span_bad ||
-        !b->router_margin || !rows_alloc(&b->tap_rows, rows, m->spec.hidden) ||
-        !logits_alloc(m, out_rows)) {
+        !b->router_margin || !b->logits || !b->best ||
+        !rows_alloc(&b->tap_rows, rows, m->spec.hidden)) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate buffers for %zu rows", rows);
     }
     return OK;
@@ -64,10 +72,6 @@ void step_buffers_release(struct model *m)
 {
     struct step_buffers *b = &m->step;
 
-    if (m->be->ops->host_free && b->logits) {
-        m->be->ops->host_free(m->be, b->logits);
-        b->logits = NULL;
-    }
     free(b->tokens);
     free(b->spans);
     free(b->out_rows);
@@ -75,7 +79,8 @@ void step_buffers_release(struct model *m)
     free(b->span_bad);
     free(b->router_margin);
     free(b->tap_rows);
-    free(b->logits);
+    arrival_free(m, b->logits);
+    arrival_free(m, b->best);
     *b = (struct step_buffers){0};
 }
 
@@ -222,6 +227,15 @@ static enum status ops_run(struct model *m, const struct step *step,
     return OK;
 }
 
+/* n rows of o to the host; they are there after end(). */
+static void arrive(struct model *m, void *host, const struct operand *o, size_t n)
+{
+    const struct backend_ops *ops = m->be->ops;
+
+    (ops->read_later ? ops->read_later : ops->read)(m->be, host, o->data,
+                                                    n * o->cols * dtype_bytes(o->dtype));
+}
+
 static enum status step_run(struct model *m, const struct step *step,
                             const struct model_step_options *o, struct error *err)
 {
@@ -232,9 +246,8 @@ static enum status step_run(struct model *m, const struct step *step,
         rc = ops_run(m, step, o, err);
     }
     if (rc == OK && step->n_out_rows > 0) {
-        (ops->read_later ? ops->read_later
-                         : ops->read)(m->be, m->step.logits, m->plan.logits.data,
-                                      step->n_out_rows * m->spec.vocab * sizeof(float));
+        arrive(m, m->step.logits, &m->plan.logits, step->n_out_rows);
+        arrive(m, m->step.best, &m->plan.best, step->n_out_rows);
     }
     return rc == OK && ops->end ? ops->end(m->be, step, err) : rc;
 }
@@ -245,7 +258,7 @@ static enum status step_run(struct model *m, const struct step *step,
 static void spans_judge(struct model *m, const struct model_span *spans, size_t n_spans)
 {
     const struct step_buffers *b = &m->step;
-    const float *logits = b->logits;
+    const int32_t *best = b->best;
 
     for (size_t i = 0; i < n_spans; i++) {
         int16_t bad = -1;
@@ -255,10 +268,10 @@ static void spans_judge(struct model *m, const struct model_span *spans, size_t 
                 bad = b->row_bad[row];
             }
         }
-        if (bad < 0 && !floats_are_finite(logits, spans[i].n_logits * m->spec.vocab)) {
-            bad = (int16_t)m->spec.n_layers;
+        for (size_t j = 0; j < spans[i].n_logits; j++) {
+            bad = bad < 0 && best[j] < 0 ? (int16_t)m->spec.n_layers : bad;
         }
-        logits += spans[i].n_logits * m->spec.vocab;
+        best += spans[i].n_logits;
         b->span_bad[i] = bad;
     }
 }
@@ -293,6 +306,7 @@ enum status model_step(struct model *m, const struct model_span *spans, size_t n
     }
     *result =
         (struct model_step_result){.logits = m->step.logits,
+                                   .best = m->step.best,
                                    .bad_layer = m->step.span_bad,
                                    .router_margin = o->want_margins ? m->step.router_margin : NULL};
     return OK;

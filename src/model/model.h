@@ -77,6 +77,7 @@ typedef void model_tap_fn(void *ctx, size_t layer, const float *rows, size_t n_r
 struct model_step_result {
     const float *
         logits; /* [sum of n_logits][vocab_size] float32, in span order; valid until the next step */
+    const int32_t *best; /* per logits row: the first of its most likely tokens; -1: not finite */
     const int16_t *bad_layer; /* per span: -1, or the first layer with a value that is not finite */
     const float *router_margin; /* per row, when asked for; else NULL */
 };

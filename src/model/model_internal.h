@@ -27,6 +27,7 @@ struct model {
         float *router_margin; /* [rows_max] */
         float *tap_rows;      /* [rows_max][hidden] */
         float *logits;        /* [out_rows_max][vocab] */
+        int32_t *best;        /* [out_rows_max] */
         size_t spans_max;
     } step;
 };

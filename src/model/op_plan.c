@@ -365,6 +365,7 @@ static void emit_head(struct builder *b)
                     .u.gather = {.in = b->x, .out = last}};
 
     b->plan->logits = operand_new(b, rows, spec->vocab, DTYPE_F32, DTYPE_F32);
+    b->plan->best = operand_new(b, rows, 1, DTYPE_I32, DTYPE_I32);
     emit(b, &op);
     op = norm_op(b, "final norm", last, normed, spec->final_norm);
     op.rows = ROWS_OUT;
@@ -374,6 +375,11 @@ static void emit_head(struct builder *b)
     part_add_weight(&op,
                     b->w->tied_head.kind != WEIGHT_NONE ? &b->w->tied_head : matrix(b, spec->head),
                     b->plan->logits, false);
+    emit(b, &op);
+    op = (struct op){.kind = OP_BEST,
+                     .rows = ROWS_OUT,
+                     .name = "best token",
+                     .u.best = {.in = b->plan->logits, .out = b->plan->best}};
     emit(b, &op);
 }
 

@@ -19,7 +19,7 @@ struct op_plan {
     struct op *ops;
     size_t n_ops;
     struct op tap_norm; /* the final norm over all rows, run only for a tap */
-    struct operand x, tap, logits;
+    struct operand x, tap, logits, best;
     uint8_t *buffer; /* of the backend: every operand */
     size_t buffer_bytes;
     struct expert_weights *experts; /* [MoE layers][experts] */

@@ -123,6 +123,7 @@ struct cpu_family {
 };
 
 extern const struct cpu_family cpu_embed, cpu_norm, cpu_linear, cpu_conv, cpu_delta, cpu_qkv,
-    cpu_attention, cpu_route, cpu_experts, cpu_swiglu, cpu_add_shared, cpu_rows_check, cpu_gather;
+    cpu_attention, cpu_route, cpu_experts, cpu_swiglu, cpu_add_shared, cpu_rows_check, cpu_gather,
+    cpu_best;
 
 #endif

@@ -47,7 +47,7 @@ struct cuda_family {
 
 extern const struct cuda_family cuda_embed, cuda_norm, cuda_linear, cuda_conv, cuda_delta, cuda_qkv,
     cuda_attention, cuda_route, cuda_experts, cuda_swiglu, cuda_add_shared, cuda_rows_check,
-    cuda_gather;
+    cuda_gather, cuda_best;
 
 /* Neighbouring ops of a plan that small decode steps run as one: such a step is hundreds of kernels that
  * take two microseconds whatever they do. Results agree with the ops one by one within rounding; the same
