@@ -10,7 +10,7 @@
 #     golden   fixtures and demo model in float32 and half precision
 #     matrix   every combination of types, with and without graphs
 #     speed    full size: decode by batch and depth, prefill by length; bf16 and int8 dense matrices
-#     profile  one decode step by operation
+#     profile  one decode step by operation, and by kernel where ncu runs
 #     serve    the server at full size: 200 requests, memory before and after
 #     memcheck compute-sanitizer over the tiny fixtures, where it runs
 set -u
@@ -85,6 +85,16 @@ for part in $parts; do
         "$spillway" bench --device cuda --model "$model" --repeat 1 --decode-tokens 16 --depth 0 --batch 1 \
             --prefill none --profile >"$results/profile.txt" 2>&1
         sed -n '/^profile/,$p' "$results/profile.txt"
+        if command -v ncu >/dev/null; then
+            for dense in none int8; do
+                timeout 150 ncu --clock-control none --metrics gpu__time_duration.sum --csv \
+                    --log-file "$results/ncu-$dense.csv" "$spillway" bench --device cuda --model "$model" \
+                    --dense-quant $dense --repeat 1 --decode-tokens 3 --depth 0 --batch 1 --prefill none \
+                    --disable-cuda-graph --max-total-tokens 4096 >/dev/null 2>&1
+                note "== kernels of a decode step, dense $dense"
+                python3 bench/kernel_table.py "$results/ncu-$dense.csv" | tee -a "$summary"
+            done
+        fi
         ;;
     serve)
         full_size
