@@ -17,22 +17,6 @@
 enum { ATTENTION_BLOCKS = 128, SPLITS_MIN = 16, GRID_Z_MAX = 65535 };
 static const size_t SCRATCH_WANTED = (size_t)32 << 20;
 
-/* The kernels with matrix instructions: by activation type, cache type and head size. */
-enum mma_kernel {
-    SAME_64, /* the cache has the activations' type */
-    SAME_128,
-    SAME_256,
-    E4M3_128,
-    E4M3_256,
-    E5M2_128,
-    E5M2_256,
-    N_SPLIT,
-    SAME_256_LARGE = N_SPLIT, /* flash only: larger tiles, for cards with more shared memory */
-    E4M3_256_LARGE,
-    E5M2_256_LARGE,
-    N_FLASH,
-    NO_MMA = N_FLASH
-};
 enum { N_ANY = 4 }; /* head sizes up to 32, 64, 128, 256 */
 enum attention_kernel {
     ANY_SHORT,
@@ -46,10 +30,6 @@ enum attention_kernel {
     ATTENTION_KERNELS
 };
 
-#define NAMES_SPLIT(at, name)                                                                      \
-    [at + SAME_64] = name "_64", [at + SAME_128] = name "_128", [at + SAME_256] = name "_256",     \
-          [at + E4M3_128] = name "_e4m3_128", [at + E4M3_256] = name "_e4m3_256",                  \
-          [at + E5M2_128] = name "_e5m2_128", [at + E5M2_256] = name "_e5m2_256"
 #define NAMES_FLASH(at, name)                                                                      \
     NAMES_SPLIT(at, name), [at + SAME_256_LARGE] = name "_256_large",                              \
                                  [at + E4M3_256_LARGE] = name "_e4m3_256_large",                   \
@@ -77,7 +57,7 @@ static size_t divide_up(size_t a, size_t b)
     return (a + b - 1) / b;
 }
 
-static bool has_mma(const struct cuda_backend *be, enum dtype act, enum dtype kv)
+bool cuda_has_mma(const struct cuda_backend *be, enum dtype act, enum dtype kv)
 {
     if (act == DTYPE_F16 && kv == DTYPE_F16) {
         return true;
@@ -100,10 +80,10 @@ static enum status attention_check(struct cuda_backend *be, struct op *op, struc
     if (rc == OK && u->out.data == u->q.data) {
         rc = cuda_refuse(err, op, "the output overlaps the input");
     }
-    op->kernel = rc != OK                               ? NULL
-                 : !has_mma(be, u->q.round, u->q.round) ? "attention float32 cuda"
-                 : u->q.round == DTYPE_BF16             ? "attention bf16 cuda"
-                                                        : "attention f16 cuda";
+    op->kernel = rc != OK                                    ? NULL
+                 : !cuda_has_mma(be, u->q.round, u->q.round) ? "attention float32 cuda"
+                 : u->q.round == DTYPE_BF16                  ? "attention bf16 cuda"
+                                                             : "attention f16 cuda";
     return rc;
 }
 
@@ -145,9 +125,8 @@ static bool is_aligned(const void *p)
     return (uintptr_t)p % 16 == 0;
 }
 
-/* Of the kernels with matrix instructions, or NO_MMA. */
-static enum mma_kernel choose_mma(const struct cuda_backend *be, const struct op_attention *u,
-                                  const struct kv_cache *c)
+enum mma_kernel cuda_choose_mma(const struct cuda_backend *be, const struct op_attention *u,
+                                const struct kv_cache *c)
 {
     static const struct {
         size_t hd;
@@ -158,9 +137,9 @@ static enum mma_kernel choose_mma(const struct cuda_backend *be, const struct op
         {256, SAME_256, E4M3_256, E5M2_256},
     };
 
-    if (!has_mma(be, u->q.round, c->dtype) || !is_aligned(u->q.data) || !is_aligned(u->out.data) ||
-        !is_aligned(c->k) || !is_aligned(c->v) || !is_aligned(c->k_scale) ||
-        !is_aligned(c->v_scale)) {
+    if (!cuda_has_mma(be, u->q.round, c->dtype) || !is_aligned(u->q.data) ||
+        !is_aligned(u->out.data) || !is_aligned(c->k) || !is_aligned(c->v) ||
+        !is_aligned(c->k_scale) || !is_aligned(c->v_scale)) {
         return NO_MMA;
     }
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -264,25 +243,33 @@ static void scratch_cut(struct attention_args *args, const struct cuda_backend *
     args->partial_sum = args->partial_max + p->lanes * p->splits_max;
 }
 
-/* The splits of n spans from args->span_first on, then their joins. */
-static enum status run_splits(struct cuda_backend *be, const struct op_attention *u,
-                              const struct cuda_shape *shape, struct choice c, size_t n,
-                              const struct attention_args *args, struct error *err)
+static struct cuda_grid split_grid(const struct op_attention *u, const struct cuda_shape *shape,
+                                   struct choice c, size_t n, const struct attention_args *args)
 {
     size_t pages = divide_up(size_max(shape->context_max, 1), KV_PAGE_TOKENS);
     size_t lanes = (size_t)args->rows_each * (u->nq / u->nkv);
-    enum status rc =
-        cuda_launch(be, &cuda_attention, (size_t)c.kernel,
-                    (struct cuda_grid){.x = (unsigned)size_min((size_t)args->splits_max, pages),
-                                       .y = (unsigned)u->nkv,
-                                       .z = (unsigned)(n * divide_up(lanes, c.lanes)),
-                                       .threads = c.threads,
-                                       .shared_bytes = c.shared_bytes},
-                    args, err);
 
-    if (rc != OK) {
-        return rc;
-    }
+    return (struct cuda_grid){.x = (unsigned)size_min((size_t)args->splits_max, pages),
+                              .y = (unsigned)u->nkv,
+                              .z = (unsigned)(n * divide_up(lanes, c.lanes)),
+                              .threads = c.threads,
+                              .shared_bytes = c.shared_bytes};
+}
+
+struct cuda_grid cuda_split_grid(const struct op_attention *u, const struct cuda_shape *shape,
+                                 size_t n, const struct attention_args *args)
+{
+    struct choice c = {
+        .lanes = SPLIT_LANES, .threads = SPLIT_THREADS, .shared_bytes = split_shared_bytes(u->hd)};
+
+    return split_grid(u, shape, c, n, args);
+}
+
+enum status cuda_split_join(struct cuda_backend *be, const struct op_attention *u, size_t n,
+                            const struct attention_args *args, struct error *err)
+{
+    size_t lanes = (size_t)args->rows_each * (u->nq / u->nkv);
+
     return cuda_launch(
         be, &cuda_attention, JOIN,
         (struct cuda_grid){
@@ -290,19 +277,37 @@ static enum status run_splits(struct cuda_backend *be, const struct op_attention
         args, err);
 }
 
-static enum status run_short(struct cuda_backend *be, const struct op_attention *u,
-                             const struct cuda_shape *shape, struct choice c,
-                             struct attention_args *args, struct error *err)
+/* The splits of n spans from args->span_first on, then their joins. */
+static enum status run_splits(struct cuda_backend *be, const struct op_attention *u,
+                              const struct cuda_shape *shape, struct choice c, size_t n,
+                              const struct attention_args *args, struct error *err)
+{
+    enum status rc = cuda_launch(be, &cuda_attention, (size_t)c.kernel,
+                                 split_grid(u, shape, c, n, args), args, err);
+
+    return rc != OK ? rc : cuda_split_join(be, u, n, args, err);
+}
+
+size_t cuda_split_spans(struct cuda_backend *be, const struct op_attention *u, size_t rows_each,
+                        size_t lanes, struct attention_args *args)
 {
     struct split_plan p = split_plan(be, u);
-    size_t rows_each = shape->is_decode ? 1 : ATTENTION_SHORT_ROWS;
-    size_t tiles = divide_up(rows_each * (u->nq / u->nkv), c.lanes);
-    size_t at_once = size_min(p.rows / rows_each, GRID_Z_MAX / tiles);
-    enum status rc = OK;
+    size_t tiles = divide_up(rows_each * (u->nq / u->nkv), lanes);
 
     scratch_cut(args, be, u, &p);
     args->rows_each = (int32_t)rows_each;
     args->splits_max = (int32_t)p.splits_max;
+    return size_min(p.rows / rows_each, GRID_Z_MAX / tiles);
+}
+
+static enum status run_short(struct cuda_backend *be, const struct op_attention *u,
+                             const struct cuda_shape *shape, struct choice c,
+                             struct attention_args *args, struct error *err)
+{
+    size_t rows_each = shape->is_decode ? 1 : ATTENTION_SHORT_ROWS;
+    size_t at_once = cuda_split_spans(be, u, rows_each, c.lanes, args);
+    enum status rc = OK;
+
     for (size_t i = 0; rc == OK && i < shape->n_spans; i += at_once) {
         args->span_first = (int32_t)i;
         rc = run_splits(be, u, shape, c, size_min(at_once, shape->n_spans - i), args, err);
@@ -350,12 +355,13 @@ static enum status run_alone(struct cuda_backend *be, const struct op_attention 
     return run_splits(be, u, shape, c, 1, args, err);
 }
 
-static enum status attention_run(struct cuda_backend *be, const struct op *op, void *data,
-                                 const struct cuda_shape *shape, const struct state_pools *state,
-                                 struct error *err)
+enum status cuda_attention_args(struct attention_args *args, const struct op *op,
+                                const struct cuda_shape *shape, const struct state_pools *state,
+                                struct error *err)
 {
     const struct op_attention *u = &op->u.attention;
-    struct attention_args args = {
+
+    *args = (struct attention_args){
         .view = shape->view,
         .q = u->q.data,
         .out = u->out.data,
@@ -368,8 +374,17 @@ static enum status attention_run(struct cuda_backend *be, const struct op *op, v
         .scale = u->scale,
         .round = u->out.round,
     };
+    return cuda_kv_cache(&args->cache, op, state, u->attn_layer, u->nkv, u->hd, err);
+}
+
+static enum status attention_run(struct cuda_backend *be, const struct op *op, void *data,
+                                 const struct cuda_shape *shape, const struct state_pools *state,
+                                 struct error *err)
+{
+    const struct op_attention *u = &op->u.attention;
     bool has_long = shape->span_rows_max > ATTENTION_SHORT_ROWS;
-    enum status rc = cuda_kv_cache(&args.cache, op, state, u->attn_layer, u->nkv, u->hd, err);
+    struct attention_args args;
+    enum status rc = cuda_attention_args(&args, op, shape, state, err);
     enum mma_kernel mma;
     struct choice c;
 
@@ -377,7 +392,7 @@ static enum status attention_run(struct cuda_backend *be, const struct op *op, v
     if (rc != OK) {
         return rc;
     }
-    mma = choose_mma(be, u, &args.cache);
+    mma = cuda_choose_mma(be, u, &args.cache);
     c = choose_long(be, u, &args.cache, mma);
     if (has_long && shape->n_spans == 1) {
         return run_alone(be, u, shape, c, &args, err);

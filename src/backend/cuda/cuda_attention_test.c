@@ -308,6 +308,143 @@ static void test_matrix(void **state)
     cuda_pair_close(&p);
 }
 
+/* What the card left of a step: outputs and cache. */
+struct result {
+    float *out;
+    uint8_t *k, *v;
+};
+
+static struct result result_fetch(struct cuda_pair *p, const struct attention_case *c)
+{
+    size_t n = c->step.step.n_rows * c->s.nq * c->s.hd;
+    size_t kv = LAYERS * c->pools.n_pages * c->pools.kv_elems * dtype_bytes(c->t.kv);
+    struct result r = {malloc(n * sizeof *r.out), malloc(kv), malloc(kv)};
+
+    assert_true(r.out && r.k && r.v);
+    cuda_pair_fetch(p, c->out, r.out, n * sizeof *r.out);
+    cuda_pair_fetch(p, c->pools.k, r.k, kv);
+    cuda_pair_fetch(p, c->pools.v, r.v, kv);
+    return r;
+}
+
+static void result_free(struct result *r)
+{
+    free(r->out);
+    free(r->k);
+    free(r->v);
+}
+
+/* Both ops as one plan against the CPU's two. The queries that they leave alone say that they ran as one. */
+static struct result run_fused(struct cuda_pair *p, struct attention_case *c, double tolerance)
+{
+    size_t n = c->step.step.n_rows, n_q = n * q_cols(&c->s);
+    struct op ops[2] = {qkv_op(c), attention_op(c)};
+    float *before = malloc(n_q * sizeof *before), *after = malloc(n_q * sizeof *after);
+    char group[64];
+
+    assert_true(before && after);
+    memcpy(before, c->q, n_q * sizeof *before);
+    cuda_pair_mirror(p, c->q, n_q * sizeof *c->q);
+    cuda_pair_mirror(p, c->k, n * c->s.nkv * c->s.hd * sizeof *c->k);
+    cuda_pair_mirror(p, c->v, n * c->s.nkv * c->s.hd * sizeof *c->v);
+    cuda_pair_mirror(p, c->out, n * c->s.nq * c->s.hd * sizeof *c->out);
+    p->is_fused = true;
+    cuda_pair_run_plan(p, ops, 2, &c->step.step, &c->pools);
+    p->is_fused = false;
+    cuda_pair_fetch(p, c->q, after, n_q * sizeof *after);
+    assert_memory_equal(before, after, n_q * sizeof *after);
+    free(before);
+    free(after);
+    snprintf(group, sizeof group, "fused %s %s", dtype_name(c->t.act), dtype_name(c->t.kv));
+    cuda_pair_expect(p, group, c->name, DTYPE_F32, c->out, n * c->s.nq * c->s.hd, tolerance);
+    expect_cache(p, c, c->pools.k, "keys");
+    expect_cache(p, c, c->pools.v, "values");
+    return result_fetch(p, c);
+}
+
+static struct result run_apart(struct cuda_pair *p, struct attention_case *c)
+{
+    struct op op = attention_op(c);
+
+    run_qkv(p, c);
+    cuda_pair_mirror(p, c->out, c->step.step.n_rows * c->s.nq * c->s.hd * sizeof *c->out);
+    cuda_pair_run(p, &op, &c->step.step, &c->pools);
+    return result_fetch(p, c);
+}
+
+/* A query's or key's value that is rounded the other way is seen in the outputs, so against the CPU they are
+ * compared loosely; against the card's own two ops, which round alike, closely. */
+static void fused_case(struct cuda_pair *p, struct shape s, struct types t,
+                       const struct spans *spans)
+{
+    double loose = is_fp8(t.kv) ? 0.15 : t.act == DTYPE_BF16 ? 0.05 : 0.01;
+    struct attention_case one, two;
+    struct result fused, apart;
+    uint64_t seed = 5 + s.hd, same = seed;
+    size_t n, kv;
+
+    case_new(&one, s, t, spans, &seed);
+    fused = run_fused(p, &one, loose);
+    n = one.step.step.n_rows * s.nq * s.hd;
+    kv = LAYERS * one.pools.n_pages * one.pools.kv_elems * dtype_bytes(t.kv);
+    case_free(p, &one);
+    case_new(&two, s, t, spans, &same);
+    apart = run_apart(p, &two);
+    for (size_t i = 0; i < n; i++) {
+        double error = fabs((double)fused.out[i] - (double)apart.out[i]);
+
+        if (!(error <= (p->is_emulated ? 1e-5 : loose))) {
+            fail_msg("%s: output %zu is %g as one, %g apart", two.name, i, (double)fused.out[i],
+                     (double)apart.out[i]);
+        }
+    }
+    if (p->is_emulated) {
+        assert_memory_equal(fused.k, apart.k, kv);
+    }
+    assert_memory_equal(fused.v, apart.v, kv);
+    result_free(&fused);
+    result_free(&apart);
+    case_free(p, &two);
+}
+
+static void test_fused(void **state)
+{
+    static const enum dtype acts[] = {DTYPE_BF16, DTYPE_F16};
+    static const enum dtype caches[] = {DTYPE_NONE, DTYPE_F8_E4M3, DTYPE_F8_E5M2};
+    static const struct shape shapes[] = {
+        {8, 1, 256, 64, true}, {6, 2, 128, 32, true}, {20, 1, 64, 64, false}, {3, 1, 64, 0, true}};
+    static const struct spans joined = {"joined", 2, {1, 1}, {1023, 700}};
+    static const struct spans many = {"many splits", 3, {1, 1, 1}, {1100, 5, 80}};
+    struct cuda_pair p;
+
+    (void)state;
+    cuda_pair_open(&p);
+    for (size_t a = 0; a < 2; a++) {
+        for (size_t k = 0; k < 3; k++) {
+            for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+                struct types t = {acts[a], k == 0 ? acts[a] : caches[k], DTYPE_F32};
+
+                if (k == 0 || shapes[i].hd > 64) {
+                    fused_case(&p, shapes[i], t, &DECODE);
+                }
+            }
+        }
+        struct types t = {acts[a], acts[a], DTYPE_F32};
+
+        fused_case(&p, shapes[3], t, &joined);
+        fused_case(&p, shapes[3], t, &many);
+    }
+    if (!p.is_emulated) {
+        static const struct spans real = {"real", 5, {1, 1, 1, 1, 1}, {8000, 0, 4095, 1024, 63}};
+        static const struct shape s = {16, 2, 256, 64, true};
+
+        fused_case(&p, s, (struct types){DTYPE_BF16, DTYPE_BF16, DTYPE_F32}, &real);
+        fused_case(&p, s, (struct types){DTYPE_BF16, DTYPE_F8_E4M3, DTYPE_F32}, &real);
+        fused_case(&p, s, (struct types){DTYPE_F16, DTYPE_F16, DTYPE_F32}, &joined);
+    }
+    cuda_pair_close(&p);
+}
+
 static void test_old_cards(void **state)
 {
     static const struct {
@@ -477,10 +614,11 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_float32),
-        cmocka_unit_test(test_matrix),        cmocka_unit_test(test_old_cards),
-        cmocka_unit_test(test_far_positions), cmocka_unit_test(test_many),
-        cmocka_unit_test(test_long),          cmocka_unit_test(test_real_sizes),
+        cmocka_unit_test(test_refusals),   cmocka_unit_test(test_float32),
+        cmocka_unit_test(test_matrix),     cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_old_cards),  cmocka_unit_test(test_far_positions),
+        cmocka_unit_test(test_many),       cmocka_unit_test(test_long),
+        cmocka_unit_test(test_real_sizes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,7 +23,8 @@ const struct cuda_family *cuda_family_of(enum op_kind kind)
 
 const struct cuda_fusion *cuda_fusion_at(size_t i)
 {
-    const struct cuda_fusion *all[] = {&cuda_fuse_moe, &cuda_fuse_gdn, &cuda_fuse_linear};
+    const struct cuda_fusion *all[] = {&cuda_fuse_moe, &cuda_fuse_gdn, &cuda_fuse_attention,
+                                       &cuda_fuse_linear};
     size_t n = 0;
 
     for (size_t j = 0; j < sizeof all / sizeof *all; j++) {

@@ -68,7 +68,7 @@ struct cuda_fusion {
 };
 
 /* Asked in this order (cuda_families.c); the first that matches has the ops. */
-extern const struct cuda_fusion cuda_fuse_moe, cuda_fuse_gdn, cuda_fuse_linear;
+extern const struct cuda_fusion cuda_fuse_moe, cuda_fuse_gdn, cuda_fuse_attention, cuda_fuse_linear;
 
 struct cuda_backend {
     struct backend base;

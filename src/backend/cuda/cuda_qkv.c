@@ -88,14 +88,13 @@ static enum status qkv_check(struct cuda_backend *be, struct op *op, struct erro
     return rc;
 }
 
-static enum status qkv_run(struct cuda_backend *be, const struct op *op, void *data,
-                           const struct cuda_shape *shape, const struct state_pools *state,
-                           struct error *err)
+enum status cuda_qkv_args(struct qkv_args *args, const struct op *op,
+                          const struct cuda_shape *shape, const struct state_pools *state,
+                          struct error *err)
 {
     const struct op_qkv *u = &op->u.qkv;
-    enum { WARPS = QKV_THREADS / 32 };
-    size_t heads = shape->n_rows * (u->nq + 2 * u->nkv);
-    struct qkv_args args = {
+
+    *args = (struct qkv_args){
         .view = shape->view,
         .q = u->q.data,
         .k = u->k.data,
@@ -113,7 +112,18 @@ static enum status qkv_run(struct cuda_backend *be, const struct op *op, void *d
         .q_round = u->q.round,
         .k_round = u->k.round,
     };
-    enum status rc = cuda_kv_cache(&args.cache, op, state, u->attn_layer, u->nkv, u->hd, err);
+    return cuda_kv_cache(&args->cache, op, state, u->attn_layer, u->nkv, u->hd, err);
+}
+
+static enum status qkv_run(struct cuda_backend *be, const struct op *op, void *data,
+                           const struct cuda_shape *shape, const struct state_pools *state,
+                           struct error *err)
+{
+    const struct op_qkv *u = &op->u.qkv;
+    enum { WARPS = QKV_THREADS / 32 };
+    size_t heads = shape->n_rows * (u->nq + 2 * u->nkv);
+    struct qkv_args args;
+    enum status rc = cuda_qkv_args(&args, op, shape, state, err);
 
     (void)data;
     if (rc != OK) {

@@ -54,6 +54,16 @@ template <int HD> DEVICE struct split_shared split_shared_cut(unsigned char *bas
     return s;
 }
 
+/* Eight columns of a query. */
+template <enum dtype ACT> DEVICE uint4 split_pack(const float *from)
+{
+    const float4 *q = (const float4 *)from;
+    float4 x = q[0], y = q[1];
+
+    return make_uint4(pair_from_f32<ACT>(x.x, x.y), pair_from_f32<ACT>(x.z, x.w),
+                      pair_from_f32<ACT>(y.x, y.y), pair_from_f32<ACT>(y.z, y.w));
+}
+
 /* Slot (c, h, thread (g, t)): columns 4 UNIT c + UNIT t + 8h ... of lane g. */
 template <enum dtype ACT, enum dtype KV, int HD>
 DEVICE void split_load_queries(const struct attention_args *a, const struct attention_tile *t,
@@ -66,18 +76,9 @@ DEVICE void split_load_queries(const struct attention_args *a, const struct atte
         int thread = i % WARP, h = i / WARP % HALVES, c = i / WARP / HALVES;
         int lane = t->lane + thread / 4;
         int d = c * 4 * S::UNIT + thread % 4 * S::UNIT + h * 8;
-        uint4 v = make_uint4(0, 0, 0, 0);
 
-        if (lane < t->lane_end) {
-            const float4 *q = (const float4 *)(attention_query(a, t, lane) + d);
-            float4 x = q[0], y = q[1];
-
-            v.x = pair_from_f32<ACT>(x.x, x.y);
-            v.y = pair_from_f32<ACT>(x.z, x.w);
-            v.z = pair_from_f32<ACT>(y.x, y.y);
-            v.w = pair_from_f32<ACT>(y.z, y.w);
-        }
-        s->q[i] = v;
+        s->q[i] = lane < t->lane_end ? split_pack<ACT>(attention_query(a, t, lane) + d)
+                                     : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -289,14 +290,13 @@ DEVICE int split_column(int lane, int d)
     return d ^ (lane / 2 << 1);
 }
 
-/* The warps' results, added, become the split's. */
+/* The warps' results side by side in shared memory, each weighed by the largest score of all. */
 template <enum dtype ACT, enum dtype KV, int HD>
-DEVICE void split_store(const struct attention_args *a, const struct attention_tile *t, int span,
-                        struct split_state<ACT, KV, HD> *st, const struct split_shared *s)
+DEVICE void split_meet(struct split_state<ACT, KV, HD> *st, const struct split_shared *s)
 {
     using S = split_shape<ACT, KV, HD>;
     int warp = (int)threadIdx.x / WARP, g = (int)threadIdx.x % WARP / 4,
-        part = (int)threadIdx.x % 4, split = (int)blockIdx.x;
+        part = (int)threadIdx.x % 4;
 
     UNROLL
     for (int j = 0; j < 2; j++) {
@@ -331,29 +331,55 @@ DEVICE void split_store(const struct attention_args *a, const struct attention_t
         }
     }
     block_sync();
-    for (int i = (int)threadIdx.x; i < (t->lane_end - t->lane) * HD; i += SPLIT_THREADS) {
+}
+
+/* Column d of a lane, of all warps. */
+template <int HD> DEVICE float split_total(const struct split_shared *s, int lane, int d)
+{
+    float sum = 0;
+
+    UNROLL
+    for (int w = 0; w < SPLIT_THREADS / WARP; w++) {
+        sum += s->acc[(w * SPLIT_LANES + lane) * HD + split_column(lane, d)];
+    }
+    return sum;
+}
+
+/* A lane's largest score and the sum of its weights, of all warps. */
+DEVICE float split_weights(const struct split_shared *s, int lane, float *max)
+{
+    float sum = 0;
+
+    *max = -INFINITY;
+    for (int w = 0; w < SPLIT_THREADS / WARP; w++) {
+        *max = fmaxf(*max, s->max[w * SPLIT_LANES + lane]);
+    }
+    for (int w = 0; w < SPLIT_THREADS / WARP; w++) {
+        sum += s->sum[w * SPLIT_LANES + lane] *
+               exp_f32(s->max[w * SPLIT_LANES + lane] - softmax_base(*max));
+    }
+    return sum;
+}
+
+/* The warps' results, added, become the split's. */
+template <int HD>
+DEVICE void split_store(const struct attention_args *a, const struct attention_tile *t, int span,
+                        const struct split_shared *s)
+{
+    int split = (int)blockIdx.x, n_lanes = t->lane_end - t->lane;
+
+    for (int i = (int)threadIdx.x; i < n_lanes * HD; i += SPLIT_THREADS) {
         int lane = i / HD, d = i % HD;
         size_t place = attention_place(a, t, span, t->lane + lane, split);
-        float sum = 0;
 
-        UNROLL
-        for (int w = 0; w < S::WARPS; w++) {
-            sum += s->acc[(w * SPLIT_LANES + lane) * HD + split_column(lane, d)];
-        }
-        a->partial[place * HD + (size_t)d] = sum;
+        a->partial[place * HD + (size_t)d] = split_total<HD>(s, lane, d);
     }
-    if ((int)threadIdx.x < t->lane_end - t->lane) {
+    if ((int)threadIdx.x < n_lanes) {
         int lane = (int)threadIdx.x;
         size_t place = attention_place(a, t, span, t->lane + lane, split);
-        float max = -INFINITY, sum = 0;
 
-        for (int w = 0; w < S::WARPS; w++) {
-            max = fmaxf(max, s->max[w * SPLIT_LANES + lane]);
-        }
-        for (int w = 0; w < S::WARPS; w++) {
-            sum += s->sum[w * SPLIT_LANES + lane] *
-                   exp_f32(s->max[w * SPLIT_LANES + lane] - softmax_base(max));
-        }
+        float max, sum = split_weights(s, lane, &max);
+
         a->partial_max[place] = max;
         a->partial_sum[place] = sum;
     }
@@ -436,7 +462,8 @@ DEVICE void split_attend(const struct attention_args *a, unsigned char *shared)
             page = kv_page(a, &t, next + ATTENTION_PAGE);
         }
     }
-    split_store<ACT, KV, HD>(a, &t, span, &st, &s);
+    split_meet<ACT, KV, HD>(&st, &s);
+    split_store<HD>(a, &t, span, &s);
 }
 
 #define SPLIT_KERNEL(name, ACT, KV, HD)                                                            \
