@@ -8,10 +8,10 @@
  * Long:  steps are worked off in segments, so that scratch does not grow with them: a result per pair is
  *        the largest part. A row's result does not depend on where segments are cut.
  * Moves: kernels find weights through a table of addresses on the card. */
+#include "backend/cuda/cuda_experts.h"
+
 #include <stdlib.h>
 
-#include "backend/cuda/cuda_internal.h"
-#include "backend/cuda/kernels/experts_args.h"
 #include "base/size.h"
 
 enum {
@@ -310,39 +310,49 @@ static bool fits_shared(const struct cuda_backend *be, size_t dynamic)
 }
 
 /* Whether a step of so many rows is for the decode kernels: group_max is how many pairs of an expert they take
- * together, as many as there is shared memory for; it changes no result. */
+ * together, as many as there is shared memory for; it changes no result. extra: more bytes for the second
+ * one. */
 static bool fits_decode(const struct cuda_backend *be, const struct op *op, size_t n_rows,
-                        size_t *group_max)
+                        size_t extra, size_t *group_max)
 {
     *group_max = n_rows;
     if (n_rows > EXPERTS_DECODE_MAX) {
         return false;
     }
-    while (*group_max > 0 && (!fits_shared(be, gate_decode_shared(op, *group_max)) ||
-                              !fits_shared(be, down_decode_shared(op, n_rows, *group_max, 1)))) {
+    while (*group_max > 0 &&
+           (!fits_shared(be, gate_decode_shared(op, *group_max)) ||
+            !fits_shared(be, extra + down_decode_shared(op, n_rows, *group_max, 1)))) {
         *group_max /= 2;
     }
     return *group_max > 0;
 }
 
-static enum status run_decode(struct segment *s, size_t group_max, struct error *err)
+/* The first of the two launches, and how the second one is. */
+static enum status run_gate_up(struct segment *s, size_t group_max, size_t extra,
+                               size_t *down_shared, struct error *err)
 {
     const struct op_experts *u = &s->op->u.experts;
     bool is_one_step =
         s->n_pairs <= DECODE_WARPS && u->width <= EXPERTS_DOWN_CHUNKS * EXPERTS_CHUNK;
-    size_t stages =
-        !is_one_step && fits_shared(s->be, down_decode_shared(s->op, s->n_rows, group_max, 2)) ? 2
-                                                                                               : 1;
-    enum status rc;
+    size_t two = down_decode_shared(s->op, s->n_rows, group_max, 2);
+    size_t stages = !is_one_step && fits_shared(s->be, extra + two) ? 2 : 1;
 
     s->args.group_max = (int32_t)group_max;
     s->args.stages = (int32_t)stages;
-    rc = launch(s, GATE_UP_DECODE + s->half, s->n_pairs * (u->width / EXPERTS_DECODE_COLS),
-                EXPERTS_DECODE_THREADS, gate_decode_shared(s->op, group_max), err);
-    return rc == OK ? launch(s, DOWN_DECODE + s->half, u->out.cols / EXPERTS_DECODE_COLS,
-                             EXPERTS_DECODE_THREADS,
-                             down_decode_shared(s->op, s->n_rows, group_max, stages), err)
-                    : rc;
+    *down_shared = down_decode_shared(s->op, s->n_rows, group_max, stages);
+    return launch(s, GATE_UP_DECODE + s->half, s->n_pairs * (u->width / EXPERTS_DECODE_COLS),
+                  EXPERTS_DECODE_THREADS, gate_decode_shared(s->op, group_max), err);
+}
+
+static enum status run_decode(struct segment *s, size_t group_max, struct error *err)
+{
+    size_t shared;
+    enum status rc = run_gate_up(s, group_max, 0, &shared, err);
+
+    return rc == OK
+               ? launch(s, DOWN_DECODE + s->half, s->op->u.experts.out.cols / EXPERTS_DECODE_COLS,
+                        EXPERTS_DECODE_THREADS, shared, err)
+               : rc;
 }
 
 /* Tiles of at most so many slots that a segment can have. */
@@ -480,12 +490,37 @@ static enum status experts_run(struct cuda_backend *be, const struct op *op, voi
         }
         if (op->kernel == name_plain) {
             rc = run_plain(&s, err);
-        } else if (fits_decode(be, op, n_rows, &group_max)) {
+        } else if (fits_decode(be, op, n_rows, 0, &group_max)) {
             rc = run_decode(&s, group_max, err);
         } else {
             rc = run_tiles(&s, err);
         }
     }
+    return rc;
+}
+
+bool cuda_experts_decodes(const struct cuda_backend *be, const struct op *op, size_t n_rows,
+                          size_t extra)
+{
+    size_t group_max;
+
+    return op->kernel == name_int4 && fits_decode(be, op, n_rows, extra, &group_max);
+}
+
+enum status cuda_experts_gate_up(struct cuda_backend *be, const struct op *op, void *data,
+                                 const struct cuda_shape *shape, size_t extra,
+                                 struct experts_args *args, size_t *down_shared, struct error *err)
+{
+    struct segment s = {.be = be, .op = op, .n_rows = cuda_op_rows(op, shape)};
+    size_t group_max;
+    enum status rc;
+
+    if (!fits_decode(be, op, s.n_rows, extra, &group_max) || !segment_open(&s, shape, data, 0)) {
+        return error_set(err, ERR_INTERNAL, "experts '%s' of layer %d: not for a few rows",
+                         op->name, op->layer);
+    }
+    rc = run_gate_up(&s, group_max, extra, down_shared, err);
+    *args = s.args;
     return rc;
 }
 

@@ -18,7 +18,6 @@ const struct cuda_family *cuda_family_of(enum op_kind kind)
     return (unsigned)kind < OP_KIND_COUNT ? families[kind] : NULL;
 }
 
-#pragma weak cuda_fuse_moe
 #pragma weak cuda_fuse_linear
 
 const struct cuda_fusion *cuda_fusion_at(size_t i)

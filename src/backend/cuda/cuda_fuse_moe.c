@@ -1,0 +1,268 @@
+/* cuda_fuse_moe.c - the tail of a layer with routed experts, in decode steps of a few rows: three launches.
+ *
+ * Place: backend/cuda; a fusion (cuda_internal.h). The ops are, in this order:
+ *
+ *            norm         x -> u
+ *            route        u -> choices                            | moe_in.cu, which has blocks for
+ *            linear       u -> gate, up of the shared expert      | the router and blocks for the
+ *                         (and its own gate)                      | shared expert
+ *            swiglu       gate, up -> mid                         |
+ *            linear       mid -> shared
+ *            experts      u, choices -> routed                    | experts_decode.cu's first kernel,
+ *            add_shared   x += routed + sigmoid(gate) * shared    | then moe_down.cu
+ *            check        x
+ *
+ * Leaves: x, u, the choices and mid, the shared gate; not gate, up, shared and routed, which nobody else
+ *         reads.
+ * Takes:  16-bit activations, int4 experts in plain order, everything else of floats or int8 in whole pieces
+ *         of 16 bytes. What is different runs op by op. */
+#include "backend/cuda/cuda_experts.h"
+#include "backend/cuda/kernels/moe_args.h"
+#include "base/size.h"
+
+enum moe_op { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, MOE_OPS };
+enum { PART_GATE, PART_UP, PART_SHARE };
+enum { PIECE_BYTES = 16, QUAD_COLS = 4, STATIC_SHARED = 1 << 10, ROW_VARIANTS = 4 };
+
+/* Those for bfloat16 are followed by those for float16. */
+enum moe_kernel {
+    MOE_IN,
+    MOE_DOWN = MOE_IN + 2 * ROW_VARIANTS,
+    MOE_KERNELS = MOE_DOWN + 2,
+};
+
+static const char *const moe_kernels[MOE_KERNELS] = {
+    "moe_in_bf16_1", "moe_in_bf16_2", "moe_in_bf16_4", "moe_in_bf16_8", "moe_in_f16_1",
+    "moe_in_f16_2",  "moe_in_f16_4",  "moe_in_f16_8",  "moe_down_bf16", "moe_down_f16",
+};
+
+static const struct cuda_family moe_family = {.kernels = moe_kernels, .n_kernels = MOE_KERNELS};
+
+/* ---- match ---- */
+
+static bool is_aligned(const void *p)
+{
+    return (uintptr_t)p % PIECE_BYTES == 0;
+}
+
+static bool weight_fits(const struct weight *w)
+{
+    return (w->kind == WEIGHT_DENSE || w->kind == WEIGHT_INT8) && !w->perm &&
+           weight_row_bytes(w) % PIECE_BYTES == 0 && w->n_in % 8 == 0 && is_aligned(w->data) &&
+           w->n_out <= INT32_MAX && w->n_in <= INT32_MAX / 4;
+}
+
+static bool kinds_are(const struct op *ops)
+{
+    static const enum op_kind kinds[MOE_OPS] = {OP_NORM,   OP_ROUTE,   OP_LINEAR,     OP_SWIGLU,
+                                                OP_LINEAR, OP_EXPERTS, OP_ADD_SHARED, OP_CHECK};
+
+    for (size_t i = 0; i < MOE_OPS; i++) {
+        if (ops[i].kind != kinds[i] || ops[i].rows != ROWS_ALL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Do the ops read what the ones before them wrote, as in the table above? */
+static bool is_chained(const struct op *ops)
+{
+    const struct op_norm *norm = &ops[NORM].u.norm;
+    const struct op_route *route = &ops[ROUTE].u.route;
+    const struct op_linear *in = &ops[SHARED_IN].u.linear, *down = &ops[SHARED_DOWN].u.linear;
+    const struct op_swiglu *swiglu = &ops[SWIGLU].u.swiglu;
+    const struct op_experts *experts = &ops[EXPERTS].u.experts;
+    const struct op_add_shared *add = &ops[ADD].u.add_shared;
+    const void *x = norm->in.data, *u = norm->out.data;
+
+    return x != u && norm->in.cols == add->x.cols && norm->out.round == experts->in.round &&
+           route->in.data == u && in->in.data == u && experts->in.data == u &&
+           (in->n_parts == 2 || in->n_parts == 3) &&
+           swiglu->gate.data == in->part[PART_GATE].out.data &&
+           swiglu->up.data == in->part[PART_UP].out.data && down->n_parts == 1 &&
+           down->in.data == swiglu->out.data && down->part[0].out.data == add->shared.data &&
+           experts->idx.data == route->idx.data && experts->prob.data == route->prob.data &&
+           add->routed.data == experts->out.data && add->x.data == x &&
+           ops[CHECK].u.check.x.data == x &&
+           add->gate.data == (in->n_parts == 3 ? in->part[PART_SHARE].out.data : NULL);
+}
+
+static bool shared_fits(const struct op *ops)
+{
+    const struct op_linear *in = &ops[SHARED_IN].u.linear, *down = &ops[SHARED_DOWN].u.linear;
+
+    for (size_t i = 0; i < in->n_parts; i++) {
+        if (!weight_fits(&in->part[i].w) || in->part[i].accumulates) {
+            return false;
+        }
+    }
+    return weight_fits(&down->part[0].w) && !down->part[0].accumulates &&
+           down->part[0].out.round == DTYPE_F32 && in->part[PART_GATE].w.n_out == down->in.cols &&
+           in->part[PART_UP].w.n_out == down->in.cols &&
+           (in->n_parts == 2 ||
+            (in->part[PART_SHARE].w.n_out == 1 && in->part[PART_SHARE].out.round == DTYPE_F32));
+}
+
+/* Of the kernel's rows; the rest of the step's rows have ones of their own. */
+static size_t in_shared(const struct op *ops, size_t rows)
+{
+    size_t n = ops[NORM].u.norm.in.cols;
+
+    return n * sizeof(float) + rows * n * sizeof(uint16_t);
+}
+
+static size_t down_extra(size_t n_rows)
+{
+    return n_rows * EXPERTS_DECODE_COLS * sizeof(float);
+}
+
+static size_t moe_match(const struct cuda_backend *be, const struct op *ops, size_t n)
+{
+    const struct op_norm *norm;
+    const struct op_route *route;
+
+    if (n < MOE_OPS || !kinds_are(ops) || !is_chained(ops)) {
+        return 0;
+    }
+    norm = &ops[NORM].u.norm;
+    route = &ops[ROUTE].u.route;
+    /* The experts' kernel says that u is of 16 bits and that the card can multiply them. */
+    return shared_fits(ops) && route->router.kind == WEIGHT_DENSE && weight_fits(&route->router) &&
+                   route->n_experts <= MOE_EXPERTS_MAX && is_aligned(norm->in.data) &&
+                   is_aligned(norm->out.data) && is_aligned(norm->weight) &&
+                   is_aligned(ops[SWIGLU].u.swiglu.out.data) && norm->in.cols % 8 == 0 &&
+                   in_shared(ops, 1) + STATIC_SHARED <= be->card.shared_bytes_max &&
+                   cuda_experts_decodes(be, &ops[EXPERTS], 1, down_extra(1))
+               ? MOE_OPS
+               : 0;
+}
+
+/* ---- run ---- */
+
+static size_t variant_of(size_t n_rows)
+{
+    return n_rows > 4 ? 3 : n_rows > 2 ? 2 : n_rows - 1;
+}
+
+static bool moe_fits(const struct cuda_backend *be, const struct op *ops,
+                     const struct cuda_shape *shape)
+{
+    size_t n = shape->n_rows;
+
+    return n > 0 && n <= MOE_ROWS_MAX &&
+           in_shared(ops, (size_t)1 << variant_of(n)) + STATIC_SHARED <=
+               be->card.shared_bytes_max &&
+           cuda_experts_decodes(be, &ops[EXPERTS], n, down_extra(n));
+}
+
+static struct moe_matrix matrix_of(const struct weight *w)
+{
+    size_t n_chunks = weight_row_bytes(w) / PIECE_BYTES;
+
+    return (struct moe_matrix){
+        .data = w->data,
+        .scales = w->scales,
+        .zeros = w->zeros,
+        .kind = w->kind == WEIGHT_INT8   ? MOE_INT8
+                : w->dtype == DTYPE_BF16 ? MOE_BF16
+                : w->dtype == DTYPE_F16  ? MOE_F16
+                                         : MOE_F32,
+        .scale_type = (int32_t)w->dtype,
+        .n_chunks = (int32_t)n_chunks,
+        .group_chunks = (int32_t)(w->kind == WEIGHT_INT8 ? w->group / PIECE_BYTES : n_chunks),
+        .n_groups = (int32_t)weight_n_groups(w),
+    };
+}
+
+static size_t ceil_div(size_t a, size_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static enum status run_in(struct cuda_backend *be, const struct op *ops, void *const *op_data,
+                          const struct cuda_shape *shape, struct error *err)
+{
+    const struct op_norm *norm = &ops[NORM].u.norm;
+    const struct op_route *route = &ops[ROUTE].u.route;
+    const struct op_linear *in = &ops[SHARED_IN].u.linear;
+    const struct op_swiglu *swiglu = &ops[SWIGLU].u.swiglu;
+    bool has_share = in->n_parts == 3;
+    size_t variant = variant_of(shape->n_rows);
+    size_t route_blocks = ceil_div(route->n_experts, MOE_WARPS);
+    size_t mid_blocks = ceil_div(swiglu->out.cols, MOE_MID_COLS);
+    struct moe_in_args args = {
+        .route = {.view = shape->view,
+                  .count = STEP_ROWS,
+                  .in = norm->in.data,
+                  .logits = be->scratch,
+                  .tickets = op_data[ROUTE],
+                  .idx = route->idx.data,
+                  .prob = route->prob.data,
+                  .n_in = (int32_t)norm->in.cols,
+                  .n_experts = (int32_t)route->n_experts,
+                  .top_k = (int32_t)route->top_k,
+                  .n_slices = 1,
+                  .renormalise = route->renormalise},
+        .norm = norm->weight,
+        .eps = norm->eps,
+        .u = norm->out.data,
+        .router = matrix_of(&route->router),
+        .gate = matrix_of(&in->part[PART_GATE].w),
+        .up = matrix_of(&in->part[PART_UP].w),
+        .route_blocks = (int32_t)route_blocks,
+        .mid_blocks = (int32_t)mid_blocks,
+        .width = (int32_t)swiglu->out.cols,
+        .gate_round = (int32_t)in->part[PART_GATE].out.round,
+        .up_round = (int32_t)in->part[PART_UP].out.round,
+        .mid_round = (int32_t)swiglu->out.round,
+        .mid = swiglu->out.data,
+    };
+    struct cuda_grid grid = {
+        .x = (unsigned)(route_blocks + mid_blocks + has_share),
+        .threads = MOE_THREADS,
+        .shared_bytes = in_shared(ops, (size_t)1 << variant),
+    };
+
+    if (has_share) {
+        args.share = matrix_of(&in->part[PART_SHARE].w);
+        args.share_out = in->part[PART_SHARE].out.data;
+    }
+    variant += norm->out.round == DTYPE_F16 ? ROW_VARIANTS : 0;
+    return cuda_launch(be, &moe_family, MOE_IN + variant, grid, &args, err);
+}
+
+static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *data,
+                           void *const *op_data, const struct cuda_shape *shape,
+                           const struct state_pools *state, struct error *err)
+{
+    const struct op_add_shared *add = &ops[ADD].u.add_shared;
+    size_t extra = down_extra(shape->n_rows);
+    struct moe_down_args args = {
+        .down = matrix_of(&ops[SHARED_DOWN].u.linear.part[0].w),
+        .mid = ops[SWIGLU].u.swiglu.out.data,
+        .share = add->gate.cols ? add->gate.data : NULL,
+        .shared_width = (int32_t)ops[SWIGLU].u.swiglu.out.cols,
+        .layer = ops[CHECK].layer,
+        .bad_layer = shape->view.bad_layer,
+    };
+    struct cuda_grid grid = {.x = (unsigned)(add->x.cols / EXPERTS_DECODE_COLS),
+                             .threads = EXPERTS_DECODE_THREADS};
+    enum status rc = run_in(be, ops, op_data, shape, err);
+
+    (void)data;
+    (void)state;
+    if (rc == OK) {
+        rc = cuda_experts_gate_up(be, &ops[EXPERTS], op_data[EXPERTS], shape, extra, &args.experts,
+                                  &grid.shared_bytes, err);
+    }
+    args.experts.out = add->x.data;
+    grid.shared_bytes += extra;
+    return rc == OK
+               ? cuda_launch(be, &moe_family, MOE_DOWN + (ops[NORM].u.norm.out.round == DTYPE_F16),
+                             grid, &args, err)
+               : rc;
+}
+
+const struct cuda_fusion cuda_fuse_moe = {
+    .family = &moe_family, .match = moe_match, .fits = moe_fits, .run = moe_run};

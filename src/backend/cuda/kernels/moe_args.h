@@ -1,0 +1,59 @@
+/* moe_args.h - what the kernels take that do the tail of a layer in small decode steps.
+ *
+ * Place: backend/cuda/kernels; C and device code. Filled by cuda_fuse_moe.c.
+ * Order: moe_in_*   norm, router and choice; beside them the shared expert up to its product of gate and up
+ *        experts_gate_up_decode_*   as it is
+ *        moe_down_* the experts' down, the shared expert's, the sums, the check */
+#ifndef BACKEND_CUDA_MOE_ARGS_H
+#define BACKEND_CUDA_MOE_ARGS_H
+
+#include "backend/cuda/kernels/experts_args.h"
+#include "backend/cuda/kernels/route_args.h"
+
+enum {
+    MOE_THREADS = 256,
+    MOE_WARPS = MOE_THREADS / 32,
+    MOE_MID_COLS = MOE_WARPS / 2, /* of a block: a warp for gate, one for up */
+    MOE_ROWS_MAX = EXPERTS_DECODE_MAX,
+    MOE_EXPERTS_MAX = 256, /* whose probabilities a warp keeps in registers beside all else */
+};
+
+enum moe_kind { MOE_BF16, MOE_F16, MOE_F32, MOE_INT8 };
+
+/* Rows in whole pieces of 16 bytes, at 16-byte borders. */
+struct moe_matrix {
+    const uint8_t *data;
+    const void *scales;
+    const uint8_t *zeros;
+    int32_t kind, scale_type; /* enum moe_kind, enum dtype */
+    int32_t n_chunks;         /* pieces of a row */
+    int32_t group_chunks;     /* pieces of a scale */
+    int32_t n_groups;
+};
+
+/* Blocks: first route_blocks of MOE_WARPS experts, then mid_blocks of MOE_MID_COLS columns, then one for the
+ * shared gate if there is one. Dynamic shared memory: the norm's weight, then `rows` rows of 16-bit inputs. */
+struct moe_in_args {
+    struct route_args route; /* .in: the residual */
+    const float *norm;       /* [n_in] */
+    float eps;
+    float *u; /* [rows][n_in] the normed rows */
+    struct moe_matrix router, gate, up, share;
+    int32_t route_blocks, mid_blocks;
+    int32_t width, gate_round, up_round, mid_round;
+    float *mid;       /* [rows][width] */
+    float *share_out; /* [rows] before the sigmoid */
+};
+
+/* Blocks of EXPERTS_DECODE_COLS columns. */
+struct moe_down_args {
+    struct experts_args experts; /* .out: the residual, += */
+    struct moe_matrix down;
+    const float *mid;   /* [rows][shared_width] */
+    const float *share; /* [rows] before the sigmoid, or NULL */
+    int32_t shared_width;
+    int32_t layer;
+    int32_t *bad_layer; /* [rows] */
+};
+
+#endif
