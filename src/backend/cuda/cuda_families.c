@@ -18,18 +18,10 @@ const struct cuda_family *cuda_family_of(enum op_kind kind)
     return (unsigned)kind < OP_KIND_COUNT ? families[kind] : NULL;
 }
 
-#pragma weak cuda_fuse_linear
-
 const struct cuda_fusion *cuda_fusion_at(size_t i)
 {
-    const struct cuda_fusion *all[] = {&cuda_fuse_moe, &cuda_fuse_gdn, &cuda_fuse_attention,
-                                       &cuda_fuse_linear};
-    size_t n = 0;
+    static const struct cuda_fusion *const all[] = {&cuda_fuse_moe, &cuda_fuse_gdn,
+                                                    &cuda_fuse_attention, &cuda_fuse_linear};
 
-    for (size_t j = 0; j < sizeof all / sizeof *all; j++) {
-        if (all[j] && n++ == i) {
-            return all[j];
-        }
-    }
-    return NULL;
+    return i < sizeof all / sizeof *all ? all[i] : NULL;
 }

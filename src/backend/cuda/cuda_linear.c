@@ -4,14 +4,15 @@
  *        of many by cuda_linear_gemm.c.
  * Few:   parts whose weights are of one kind and want the input in one order go in one launch: usually all
  *        of them. Which kernel:
- *          linear_mma   16-bit activations, and weights that become exactly that type; for quantised
- *                       weights, all inputs that one instruction adds up must share a scale
- *          linear_gemv  everything else whose rows are whole pieces of 16 bytes; and one row of dense
- *                       weights, where it reads memory in longer runs
+ *          linear_mma   3 rows or more of 16-bit activations, and weights that become exactly that type; for
+ *                       quantised weights, all inputs that one instruction adds up must share a scale
+ *          linear_gemv  everything else whose rows are whole pieces of 16 bytes: it reads memory in longer
+ *                       runs
  *          _any         every shape
  *        More rows than a kernel takes become more blocks; then weights are read once for each. */
 #include <string.h>
 
+#include "backend/cuda/cuda_linear.h"
 #include "backend/cuda/cuda_linear_gemm.h"
 #include "backend/cuda/kernels/linear_args.h"
 #include "base/size.h"
@@ -38,22 +39,16 @@
     X(linear_gemv_int4_4)                                                                          \
     X(linear_gemv_int4_8)
 #define KERNELS_MMA(X)                                                                             \
-    X(linear_mma_f16_2)                                                                            \
     X(linear_mma_f16_8)                                                                            \
     X(linear_mma_f16_16)                                                                           \
-    X(linear_mma_bf16_2)                                                                           \
     X(linear_mma_bf16_8)                                                                           \
     X(linear_mma_bf16_16)                                                                          \
-    X(linear_mma_int8_f16_2)                                                                       \
     X(linear_mma_int8_f16_8)                                                                       \
     X(linear_mma_int8_f16_16)                                                                      \
-    X(linear_mma_int8_bf16_2)                                                                      \
     X(linear_mma_int8_bf16_8)                                                                      \
     X(linear_mma_int8_bf16_16)                                                                     \
-    X(linear_mma_int4_f16_2)                                                                       \
     X(linear_mma_int4_f16_8)                                                                       \
     X(linear_mma_int4_f16_16)                                                                      \
-    X(linear_mma_int4_bf16_2)                                                                      \
     X(linear_mma_int4_bf16_8)                                                                      \
     X(linear_mma_int4_bf16_16)
 
@@ -75,9 +70,11 @@ enum {
     CHUNK_BYTES = 16,
     WARP_LANES = 32,
     BANKS_BYTES = 128, /* of shared memory at once */
-    FEW_PER_CARD = 3,  /* blocks of LINEAR_WARPS_FEW warps that a multiprocessor holds */
+    /* Blocks of LINEAR_WARPS_FEW warps that a multiprocessor holds. */
+    DENSE_PER_CARD = 3,
+    QUANTISED_PER_CARD = 2,
     MMA_COLUMNS = 8,
-    MMA_FEW_ROWS = 2,
+    MMA_ROWS_LEAST = 3,
 };
 
 static enum form form_of(const struct weight *w)
@@ -92,7 +89,8 @@ static enum form form_of(const struct weight *w)
 /* Parts of an op that go in one launch, and how. */
 struct launch {
     const struct op_linear *u;
-    size_t n_rows; /* of the step, or more */
+    const struct op_norm *norm; /* that goes ahead, or NULL */
+    size_t n_rows;              /* of the step, or more */
     size_t part[LINEAR_PARTS_MAX], n_parts;
     enum form form;
     enum kernel kernel;
@@ -125,7 +123,8 @@ static bool is_plain(const struct launch *l)
             return false;
         }
     }
-    return is_aligned(l->u->in.data);
+    return is_aligned(l->u->in.data) &&
+           (!l->norm || (is_aligned(l->norm->in.data) && is_aligned(l->norm->weight)));
 }
 
 /* Do all inputs of each step have one scale? */
@@ -148,12 +147,16 @@ static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t 
 {
     size_t most = be->card.shared_bytes_max;
 
+    if (l->norm) {
+        sums_bytes += (LINEAR_NORM_HEAD + l->u->in.cols) * sizeof(float);
+    }
     if (sums_bytes > most || l->rows > (most - sums_bytes) / row_bytes) {
         return false;
     }
     l->shared_bytes = sums_bytes + l->rows * row_bytes;
     if (l->warps == LINEAR_WARPS_FEW) {
-        l->per_card = size_min(FEW_PER_CARD, most / l->shared_bytes);
+        l->per_card = size_min(l->form < FORM_INT8 ? DENSE_PER_CARD : QUANTISED_PER_CARD,
+                               most / l->shared_bytes);
     } else {
         l->per_card = 1;
     }
@@ -167,15 +170,15 @@ static bool choose_mma(const struct cuda_backend *be, struct launch *l)
     size_t row_bytes;
     enum kernel first;
 
-    if (act == DTYPE_F32 || be->card.sm < (is_bf16 ? 80 : 75) ||
-        (!is_quantised && (l->form != (is_bf16 ? FORM_BF16 : FORM_F16) || l->n_rows == 1)) ||
+    if (act == DTYPE_F32 || be->card.sm < (is_bf16 ? 80 : 75) || l->n_rows < MMA_ROWS_LEAST ||
+        (!is_quantised && l->form != (is_bf16 ? FORM_BF16 : FORM_F16)) ||
         (is_quantised && !steps_have_one_scale(l))) {
         return false;
     }
-    first = l->form == FORM_INT8   ? KERNEL_linear_mma_int8_f16_2
-            : l->form == FORM_INT4 ? KERNEL_linear_mma_int4_f16_2
-                                   : KERNEL_linear_mma_f16_2;
-    first += is_bf16 ? KERNEL_linear_mma_bf16_2 - KERNEL_linear_mma_f16_2 : 0;
+    first = l->form == FORM_INT8   ? KERNEL_linear_mma_int8_f16_8
+            : l->form == FORM_INT4 ? KERNEL_linear_mma_int4_f16_8
+                                   : KERNEL_linear_mma_f16_8;
+    first += is_bf16 ? KERNEL_linear_mma_bf16_8 - KERNEL_linear_mma_f16_8 : 0;
     l->tile = LINEAR_TILE_MMA;
     l->lanes = LINEAR_LANES_MMA;
     l->n_steps = ceil_div(l->n_chunks, l->lanes);
@@ -188,10 +191,10 @@ static bool choose_mma(const struct cuda_backend *be, struct launch *l)
     for (l->rows = size_min(l->n_rows, 2 * MMA_COLUMNS); l->rows > 0; l->rows--) {
         size_t blocks = ceil_div(l->rows, MMA_COLUMNS), sums;
 
-        l->warps = l->rows <= MMA_FEW_ROWS ? LINEAR_WARPS_FEW : LINEAR_WARPS;
+        l->warps = LINEAR_WARPS;
         sums = 2 * l->warps * blocks * 4 * WARP_LANES * sizeof(float);
         if (shared_fits(be, l, sums, row_bytes)) {
-            l->kernel = first + (l->rows <= MMA_FEW_ROWS ? 0 : blocks == 1 ? 1 : 2);
+            l->kernel = first + (blocks == 1 ? 0 : 1);
             return true;
         }
     }
@@ -207,7 +210,7 @@ static bool choose_gemv(const struct cuda_backend *be, struct launch *l)
     l->x_stride = l->n_steps * l->lanes * chunk_inputs[l->form];
     for (;; variant--) {
         l->rows = (size_t)1 << variant;
-        l->tile = l->rows > 2 && l->form < FORM_INT8 ? 4 : 2;
+        l->tile = (l->form < FORM_INT8 ? l->rows > 2 : l->rows == 1) ? 4 : 2;
         l->warps = l->rows == 1 ? LINEAR_WARPS_FEW : LINEAR_WARPS;
         l->kernel = (enum kernel)(KERNEL_linear_gemv_f32_1 + 4 * (size_t)l->form + variant);
         if (shared_fits(be, l, 2 * l->warps * l->tile * l->rows * sizeof(float),
@@ -280,7 +283,7 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
     bool is_any = l->kernel == KERNEL_linear_gemv_any;
     size_t n_tiles = 0, n_blocks, n_slices = 1;
     struct linear_args args = {
-        .x = u->in.data,
+        .x = l->norm ? l->norm->in.data : u->in.data,
         .n_rows = shape->view.counts + (op->rows == ROWS_OUT ? STEP_OUT_ROWS : STEP_ROWS),
         .perm = u->part[l->part[0]].w.perm,
         .n_in = (int32_t)u->in.cols,
@@ -289,6 +292,9 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
         .n_steps = (int32_t)l->n_steps,
         .n_parts = (int32_t)l->n_parts,
         .x_stride = (int32_t)l->x_stride,
+        .norm = l->norm ? l->norm->weight : NULL,
+        .norm_eps = l->norm ? l->norm->eps : 0,
+        .norm_round = (int32_t)u->in.round,
     };
 
     for (size_t i = 0; i < l->n_parts; i++) {
@@ -311,30 +317,66 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
                        &args, err);
 }
 
-/* Few rows. */
-static enum status launch_all(struct cuda_backend *be, const struct op *op, size_t n_rows,
+/* The launch that begins with part p; its n_parts is 0 if p goes along with an earlier part. */
+static struct launch launch_of(const struct cuda_backend *be, const struct op_linear *u, size_t p,
+                               const struct op_norm *norm, size_t n_rows)
+{
+    struct launch l = {.u = u, .norm = norm, .n_rows = n_rows, .form = form_of(&u->part[p].w)};
+
+    for (size_t q = 0; q < u->n_parts; q++) {
+        if (form_of(&u->part[q].w) != l.form || u->part[q].w.perm != u->part[p].w.perm) {
+            continue;
+        }
+        if (q < p) {
+            l.n_parts = 0;
+            return l;
+        }
+        l.part[l.n_parts++] = q;
+    }
+    choose(be, &l);
+    return l;
+}
+
+static enum status launch_all(struct cuda_backend *be, const struct op *op,
+                              const struct op_norm *norm, size_t n_rows,
                               const struct cuda_shape *shape, struct error *err)
 {
-    const struct op_linear *u = &op->u.linear;
-    bool is_done[LINEAR_PARTS_MAX] = {false};
     enum status rc = OK;
 
-    for (size_t p = 0; rc == OK && p < u->n_parts; p++) {
-        struct launch l = {.u = u, .n_rows = n_rows, .form = form_of(&u->part[p].w)};
+    for (size_t p = 0; rc == OK && p < op->u.linear.n_parts; p++) {
+        struct launch l = launch_of(be, &op->u.linear, p, norm, n_rows);
 
-        for (size_t q = p; q < u->n_parts; q++) {
-            if (!is_done[q] && form_of(&u->part[q].w) == l.form &&
-                u->part[q].w.perm == u->part[p].w.perm) {
-                l.part[l.n_parts++] = q;
-                is_done[q] = true;
-            }
-        }
-        if (l.n_parts > 0 && l.part[0] == p) {
-            choose(be, &l);
+        if (l.n_parts > 0) {
             rc = launch(be, op, &l, shape, err);
         }
     }
     return rc;
+}
+
+bool cuda_linear_takes_norm(const struct cuda_backend *be, const struct op *op,
+                            const struct op_norm *norm)
+{
+    const struct op_linear *u = &op->u.linear;
+
+    for (size_t rows = 1; rows <= LINEAR_NORM_ROWS; rows++) {
+        for (size_t p = 0; p < u->n_parts; p++) {
+            struct launch l = launch_of(be, u, p, norm, rows);
+
+            if (u->part[p].w.perm || (l.n_parts > 0 && l.kernel == KERNEL_linear_gemv_any)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+enum status cuda_linear_run_normed(struct cuda_backend *be, const struct op *op,
+                                   const struct op_norm *norm, const struct cuda_shape *shape,
+                                   struct error *err)
+{
+    size_t n_rows = cuda_op_rows(op, shape);
+
+    return n_rows == 0 ? OK : launch_all(be, op, norm, n_rows, shape, err);
 }
 
 static enum status linear_run(struct cuda_backend *be, const struct op *op, void *data,
@@ -351,7 +393,7 @@ static enum status linear_run(struct cuda_backend *be, const struct op *op, void
     if (cuda_linear_gemm_fits(be, op, n_rows)) {
         return cuda_linear_gemm_run(be, op, shape, KERNEL_GEMM, err);
     }
-    return launch_all(be, op, n_rows, shape, err);
+    return launch_all(be, op, NULL, n_rows, shape, err);
 }
 
 static enum status linear_prepare(struct cuda_backend *be, const struct op *op,

@@ -23,6 +23,9 @@ enum {
     LINEAR_ANY_ROWS = 4,             /* of x, of the kernel for all shapes */
     LINEAR_INVERSE_BITS = 31,        /* of group_inverse */
     LINEAR_INPUTS_MAX = 1024 * 1024, /* for which group_inverse is exact */
+    LINEAR_NORM_ROWS = 8,            /* of x, when a norm goes ahead */
+    /* Floats in shared memory ahead of the norm's weights: a factor for each row, and sums of warps. */
+    LINEAR_NORM_HEAD = LINEAR_NORM_ROWS * (1 + LINEAR_WARPS),
 };
 
 enum linear_kind { LINEAR_DENSE, LINEAR_INT4, LINEAR_INT8 };
@@ -50,6 +53,11 @@ struct linear_args {
     int32_t n_steps, n_slices;
     int32_t n_tiles, n_parts;
     int32_t x_stride; /* elements of a row of x in shared memory */
+    /* The product is of norm(x): its weights [n_in], or NULL; what it adds to the mean of squares; the type
+     * that it rounds to. */
+    const float *norm;
+    float norm_eps;
+    int32_t norm_round;
     struct linear_part part[LINEAR_ARGS_PARTS];
 };
 

@@ -1,18 +1,18 @@
-/* linear_gemv.cu - W x for 1 to 8 rows of x in float32 arithmetic.
+/* linear_gemv.cu - W x for 1 to 8 rows of x in float32 arithmetic or as exact.
  *
  * Place:  backend/cuda/kernels; launched by cuda_linear.c for decoding steps: all kinds of weights, all
  *         types of activations. More rows with 16-bit activations: linear_gemv_mma.cu.
  * Tile:   T outputs of one part. A warp reads 512 bytes of each of its T weight rows in a step, and every
  *         input that it reads from shared memory serves the T rows.
+ *         Quantised weights: linear_gemv_dot.cuh.
  * Inputs: in shared memory as float32, in the order in which the lanes of a warp read them, so that quads
  *         of neighbouring lanes lie side by side: [step][quad of the lane's chunk][lane][4].
  * Sums:   per lane over its inputs in order, then over lanes, then over slices: in an order that the
  *         matrix's shape and the kernel decide. */
-#include "backend/cuda/kernels/linear_gemv.cuh"
+#include "backend/cuda/kernels/linear_gemv_dot.cuh"
 
-/* Weights 4j to 4j + 3 of a chunk as floats; of quantised ones what is above `zero`, which holds 2^23 more
- * than the zero itself: a byte under the exponent of 2^23 is that number plus the byte. */
-template <enum gemv_kind KIND> DEVICE void decode(float v[4], uint4 chunk, int j, float zero)
+/* Weights 4j to 4j + 3 of a chunk as floats. */
+template <enum gemv_kind KIND> DEVICE void decode(float v[4], uint4 chunk, int j)
 {
     uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 
@@ -21,52 +21,29 @@ template <enum gemv_kind KIND> DEVICE void decode(float v[4], uint4 chunk, int j
         for (int i = 0; i < 4; i++) {
             v[i] = f32_from_bits(words[i]);
         }
-    } else if (KIND == GEMV_BF16) {
-        UNROLL
-        for (int i = 0; i < 2; i++) {
-            v[2 * i] = f32_from_bits(words[2 * j + i] << 16);
-            v[2 * i + 1] = f32_from_bits(words[2 * j + i] & 0xffff0000u);
-        }
-    } else if (KIND == GEMV_F16) {
-        UNROLL
-        for (int i = 0; i < 2; i++) {
-            v[2 * i] = f16_to_f32((uint16_t)words[2 * j + i]);
-            v[2 * i + 1] = f16_to_f32((uint16_t)(words[2 * j + i] >> 16));
-        }
     } else {
-        uint32_t bytes = KIND == GEMV_INT8 ? words[j]
-                         : j < 4           ? words[j % 4] & 0x0f0f0f0fu
-                                           : words[j % 4] >> 4 & 0x0f0f0f0fu;
-
         UNROLL
-        for (int i = 0; i < 4; i++) {
-            v[i] = f32_from_bits(__byte_perm(bytes, 0x4b000000u, 0x7540u + (uint32_t)i)) - zero;
+        for (int i = 0; i < 2; i++) {
+            uint32_t pair = words[2 * j + i];
+
+            v[2 * i] = KIND == GEMV_BF16 ? f32_from_bits(pair << 16) : f16_to_f32((uint16_t)pair);
+            v[2 * i + 1] = KIND == GEMV_BF16 ? f32_from_bits(pair & 0xffff0000u)
+                                             : f16_to_f32((uint16_t)(pair >> 16));
         }
     }
 }
 
 /* sums += the piece's weights times its inputs. x: the lane's first quad of the step. */
 template <enum gemv_kind KIND, int T, int R>
-DEVICE void multiply(float sums[T][R], const struct piece<KIND, T> *f, int scale_dtype,
-                     const float *x, int x_stride)
+DEVICE void multiply(float sums[T][R], const struct piece<KIND, T> *f, const float *x, int x_stride)
 {
-    float dot[T][R], zero[T];
-
-    UNROLL
-    for (int t = 0; t < T; t++) {
-        zero[t] = is_quantised(KIND) ? f32_from_bits(0x4b000000u | f->zero[t]) : 0.0f;
-        UNROLL
-        for (int r = 0; r < R; r++) {
-            dot[t][r] = is_quantised(KIND) ? 0.0f : sums[t][r];
-        }
-    }
     UNROLL
     for (int j = 0; j < chunk_inputs(KIND) / 4; j++) {
         float v[T][4];
 
         UNROLL
         for (int t = 0; t < T; t++) {
-            decode<KIND>(v[t], f->w[t], j, zero[t]);
+            decode<KIND>(v[t], f->w[t], j);
         }
         UNROLL
         for (int r = 0; r < R; r++) {
@@ -74,20 +51,11 @@ DEVICE void multiply(float sums[T][R], const struct piece<KIND, T> *f, int scale
 
             UNROLL
             for (int t = 0; t < T; t++) {
-                dot[t][r] += v[t][0] * in.x;
-                dot[t][r] += v[t][1] * in.y;
-                dot[t][r] += v[t][2] * in.z;
-                dot[t][r] += v[t][3] * in.w;
+                sums[t][r] += v[t][0] * in.x;
+                sums[t][r] += v[t][1] * in.y;
+                sums[t][r] += v[t][2] * in.z;
+                sums[t][r] += v[t][3] * in.w;
             }
-        }
-    }
-    UNROLL
-    for (int t = 0; t < T; t++) {
-        float scale = is_quantised(KIND) ? scale_value(scale_dtype, f->scale[t]) : 0.0f;
-
-        UNROLL
-        for (int r = 0; r < R; r++) {
-            sums[t][r] = is_quantised(KIND) ? sums[t][r] + scale * dot[t][r] : dot[t][r];
         }
     }
 }
@@ -120,27 +88,21 @@ template <int N> DEVICE float warp_sums(float v[N])
 }
 
 template <enum gemv_kind KIND, int R, int WARPS>
-DEVICE void stage_inputs(float *shared, const struct linear_args *a, const float *x, int n_rows)
+DEVICE void stage_inputs(float *shared, const struct linear_args *a, const float *norm,
+                         const float *x, int n_rows)
 {
     enum { QUADS = chunk_inputs(KIND) / 4, THREADS = WARP * WARPS };
-    enum {
-        ROWS_AT_ONCE = R == 4   ? 4
-                       : R == 1 ? 1
-                                : 2,
-        AT_ONCE = R > 2                          ? 1
-                  : R == 2 || is_quantised(KIND) ? 2
-                                                 : 4
-    };
+    enum { ROWS_AT_ONCE = R == 4 ? 4 : R == 1 ? 1 : 2, AT_ONCE = R > 2 ? 1 : R == 2 ? 2 : 4 };
 
     ROLLED
     for (int q0 = (int)threadIdx.x; q0 < a->x_stride / 4; q0 += AT_ONCE * THREADS) {
-        UNROLL
+        ROLLED
         for (int r = 0; r < R; r += ROWS_AT_ONCE) {
             float4 v[AT_ONCE][ROWS_AT_ONCE];
 
             UNROLL
             for (int s = 0; s < AT_ONCE; s++) {
-                input_quads<ROWS_AT_ONCE>(v[s], a, x, r, n_rows, 4 * (q0 + s * THREADS));
+                normed_quads<ROWS_AT_ONCE>(v[s], a, norm, x, r, n_rows, 4 * (q0 + s * THREADS));
             }
             UNROLL
             for (int s = 0; s < AT_ONCE; s++) {
@@ -194,7 +156,9 @@ DEVICE void gemv(const struct linear_args *a)
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int n_slices = a->n_slices, slice = warp % n_slices, at_once = WARPS / n_slices;
     int first = (int)blockIdx.x * at_once, row0 = (int)blockIdx.y * R;
-    int tile = first + warp / n_slices;
+    int tile = first + warp / n_slices, n_rows;
+    const float *in = a->x + (size_t)row0 * (size_t)a->n_in;
+    float *norm = x + R * a->x_stride;
     struct tile_rows<T> next;
     struct piece<KIND, T> f[U];
 
@@ -203,11 +167,21 @@ DEVICE void gemv(const struct linear_args *a)
     for (int u = 0; u < U; u++) {
         fetch<KIND, T, WARP>(&f[u], a, &next, slice + u * n_slices, lane);
     }
+    norm_begin(norm, a);
     depend_wait();
-    if (row0 >= *a->n_rows) {
+    n_rows = *a->n_rows - row0;
+    if (n_rows <= 0) {
+        copy_wait<0>();
         return;
     }
-    stage_inputs<KIND, R, WARPS>(x, a, a->x + (size_t)row0 * (size_t)a->n_in, *a->n_rows - row0);
+    if (a->norm) {
+        norm_factors<R>(norm, a, in, n_rows);
+    }
+    if (is_quantised(KIND)) {
+        dot_stage<KIND, R, WARPS>((uint32_t *)x, a, norm, in, n_rows);
+    } else {
+        stage_inputs<KIND, R, WARPS>(x, a, norm, in, n_rows);
+    }
     block_sync();
     for (int turn = 0; first < a->n_tiles; turn++) {
         float sums[T][R] = {};
@@ -228,9 +202,12 @@ DEVICE void gemv(const struct linear_args *a)
             for (int u = 0; u < U; u++) {
                 int s = opaque(step + u * n_slices);
 
-                if (s < a->n_steps) {
-                    multiply<KIND, T, R>(sums, &f[u], a->part[max(p, 0)].dtype,
-                                         x + s * STEP + 4 * lane, a->x_stride);
+                if (s < a->n_steps && is_quantised(KIND)) {
+                    dot_multiply<KIND, T, R>(sums, &f[u], a->part[max(p, 0)].dtype,
+                                             (const uint32_t *)x + s * STEP + 4 * lane,
+                                             a->x_stride);
+                } else if (s < a->n_steps) {
+                    multiply<KIND, T, R>(sums, &f[u], x + s * STEP + 4 * lane, a->x_stride);
                 }
                 fetch<KIND, T, WARP>(&f[u], a, &next, opaque(after + u * n_slices), lane);
             }
@@ -240,23 +217,29 @@ DEVICE void gemv(const struct linear_args *a)
     }
 }
 
-/* cuda_linear.c knows the tiles and the numbers of warps. One row: small blocks, three to a multiprocessor,
+/* cuda_linear.c knows the tiles and the numbers of warps. One row: small blocks, several to a multiprocessor,
  * so that the next kernel's first weights are on their way as soon as one of them ends. More rows: large
- * blocks, since each reads all of x. */
+ * blocks, since each reads all of x. A row of quantised weights is few steps: there more rows are on their
+ * way together. */
 #define GEMV(name, kind, tile, ahead, rows, warps, per_card)                                       \
     KERNEL(name, linear_args, WARP *warps, per_card)                                               \
     {                                                                                              \
         depend_launch();                                                                           \
         gemv<kind, tile, ahead, rows, warps>(&a);                                                  \
     }
-#define GEMV_ROWS(name, kind, ahead_1, tile_many, ahead_4, ahead_8)                                \
-    GEMV(name##_1, kind, 2, ahead_1, 1, LINEAR_WARPS_FEW, 3)                                       \
+#define GEMV_DENSE(name, kind)                                                                     \
+    GEMV(name##_1, kind, 2, 4, 1, LINEAR_WARPS_FEW, 3)                                             \
     GEMV(name##_2, kind, 2, 4, 2, LINEAR_WARPS, 1)                                                 \
-    GEMV(name##_4, kind, tile_many, ahead_4, 4, LINEAR_WARPS, 1)                                   \
-    GEMV(name##_8, kind, tile_many, ahead_8, 8, LINEAR_WARPS, 1)
+    GEMV(name##_4, kind, 4, 2, 4, LINEAR_WARPS, 1)                                                 \
+    GEMV(name##_8, kind, 4, 2, 8, LINEAR_WARPS, 1)
+#define GEMV_QUANTISED(name, kind)                                                                 \
+    GEMV(name##_1, kind, 4, 2, 1, LINEAR_WARPS_FEW, 2)                                             \
+    GEMV(name##_2, kind, 2, 4, 2, LINEAR_WARPS, 1)                                                 \
+    GEMV(name##_4, kind, 2, 4, 4, LINEAR_WARPS, 1)                                                 \
+    GEMV(name##_8, kind, 2, 3, 8, LINEAR_WARPS, 1)
 
-GEMV_ROWS(linear_gemv_f32, GEMV_F32, 4, 4, 2, 2)
-GEMV_ROWS(linear_gemv_f16, GEMV_F16, 4, 4, 2, 2)
-GEMV_ROWS(linear_gemv_bf16, GEMV_BF16, 4, 4, 2, 2)
-GEMV_ROWS(linear_gemv_int8, GEMV_INT8, 3, 2, 4, 2)
-GEMV_ROWS(linear_gemv_int4, GEMV_INT4, 3, 2, 4, 2)
+GEMV_DENSE(linear_gemv_f32, GEMV_F32)
+GEMV_DENSE(linear_gemv_f16, GEMV_F16)
+GEMV_DENSE(linear_gemv_bf16, GEMV_BF16)
+GEMV_QUANTISED(linear_gemv_int8, GEMV_INT8)
+GEMV_QUANTISED(linear_gemv_int4, GEMV_INT4)

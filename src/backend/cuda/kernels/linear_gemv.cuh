@@ -9,6 +9,7 @@
 
 #include "backend/cuda/kernels/kernel.cuh"
 #include "backend/cuda/kernels/linear_args.h"
+#include "backend/cuda/kernels/mma.cuh"
 
 /* Keep a loop as it is written. The inputs are staged while the first weights are in registers; unrolled,
  * that loop would push them out. */
@@ -167,6 +168,92 @@ DEVICE void input_quads(float4 v[N], const struct linear_args *a, const float *x
     for (int i = 0; i < N; i++) {
         v[i] = r0 + i < n && k < a->n_in ? input_quad(a, x + (size_t)(r0 + i) * (size_t)a->n_in, k)
                                          : make_float4(0, 0, 0, 0);
+    }
+}
+
+/* --- the norm ahead ---
+ * Every block computes it for itself: cheaper than a kernel that all others wait for. `norm` is its part of
+ * shared memory: [LINEAR_NORM_ROWS] factors, sums of warps, weights [n_in]. */
+
+/* Before depend_wait(): the weights set out. */
+DEVICE void norm_begin(float *norm, const struct linear_args *a)
+{
+    if (a->norm) {
+        ROLLED
+        for (int k = 4 * (int)threadIdx.x; k < a->n_in; k += 4 * (int)blockDim.x) {
+            copy16_async(norm + LINEAR_NORM_HEAD + k, a->norm + k, true);
+        }
+        copy_commit();
+    }
+}
+
+/* The factors of n rows (at most R). All threads of the block call; R is at most LINEAR_NORM_ROWS, and the
+ * number of warps. */
+template <int R>
+DEVICE void norm_factors(float *norm, const struct linear_args *a, const float *x, int n)
+{
+    enum { AT_ONCE = R < 4 ? R : 4 };
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int n_warps = (int)blockDim.x / WARP;
+    float *parts = norm + LINEAR_NORM_ROWS;
+
+    ROLLED
+    for (int r = 0; r < R; r += AT_ONCE) {
+        float sums[AT_ONCE] = {};
+
+        ROLLED
+        for (int k = 4 * (int)threadIdx.x; k < a->n_in; k += 4 * (int)blockDim.x) {
+            float4 v[AT_ONCE];
+
+            input_quads<AT_ONCE>(v, a, x, r, n, k);
+            UNROLL
+            for (int i = 0; i < AT_ONCE; i++) {
+                sums[i] += v[i].x * v[i].x + v[i].y * v[i].y + (v[i].z * v[i].z + v[i].w * v[i].w);
+            }
+        }
+        UNROLL
+        for (int i = 0; i < AT_ONCE; i++) {
+            float sum = warp_sum(sums[i]);
+
+            if (lane == 0) {
+                parts[(r + i) * LINEAR_WARPS + warp] = sum;
+            }
+        }
+    }
+    copy_wait<0>();
+    block_sync();
+    if (warp < R) {
+        float sum = warp_sum(lane < n_warps ? parts[warp * LINEAR_WARPS + lane] : 0.0f);
+
+        if (lane == 0) {
+            norm[warp] = rsqrt_f32(sum / (float)a->n_in + a->norm_eps);
+        }
+    }
+    block_sync();
+}
+
+DEVICE float norm_value(const struct linear_args *a, float v, float factor, float weight)
+{
+    return round_f32((enum dtype)a->norm_round, v * factor * weight);
+}
+
+/* input_quads() of what the product is of. */
+template <int N>
+DEVICE void normed_quads(float4 v[N], const struct linear_args *a, const float *norm,
+                         const float *x, int r0, int n, int k)
+{
+    input_quads<N>(v, a, x, r0, n, k);
+    if (a->norm && k < a->n_in) {
+        float4 w = *(const float4 *)(norm + LINEAR_NORM_HEAD + k);
+
+        UNROLL
+        for (int i = 0; i < N; i++) {
+            float factor = norm[r0 + i];
+
+            v[i] =
+                make_float4(norm_value(a, v[i].x, factor, w.x), norm_value(a, v[i].y, factor, w.y),
+                            norm_value(a, v[i].z, factor, w.z), norm_value(a, v[i].w, factor, w.w));
+        }
     }
 }
 

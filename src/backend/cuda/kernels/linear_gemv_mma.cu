@@ -1,4 +1,4 @@
-/* linear_gemv_mma.cu - W x for up to 16 rows of 16-bit activations, by matrix instructions.
+/* linear_gemv_mma.cu - W x for 3 to 16 rows of 16-bit activations, by matrix instructions.
  *
  * Place:  backend/cuda/kernels; launched by cuda_linear.c where activations, weights and the card allow
  *         it; else linear_gemv.cu.
@@ -187,8 +187,9 @@ DEVICE void put_inputs(uint16_t *to, int further, float4 v)
         IS_BF16 ? bf16_pair_from_f32(third, v.w) : f16_pair_from_f32(third, v.w);
 }
 
-template <enum gemv_kind KIND, bool IS_BF16, int WARPS>
-DEVICE void stage_inputs(uint16_t *shared, const struct linear_args *a, const float *x, int n_rows)
+template <enum gemv_kind KIND, bool IS_BF16, bool MAY_NORM, int WARPS>
+DEVICE void stage_inputs(uint16_t *shared, const struct linear_args *a, const float *norm,
+                         const float *x, int n_rows)
 {
     enum { ROWS_AT_ONCE = WARPS == LINEAR_WARPS ? 8 : 1, AT_ONCE = WARPS == LINEAR_WARPS ? 1 : 2 };
     enum { STEP = chunk_inputs(KIND) * LINEAR_LANES_MMA, THREADS = WARP * WARPS };
@@ -202,7 +203,13 @@ DEVICE void stage_inputs(uint16_t *shared, const struct linear_args *a, const fl
 
             UNROLL
             for (int s = 0; s < AT_ONCE; s++) {
-                input_quads<ROWS_AT_ONCE>(v[s], a, x, r, n_rows, k0 + s * 4 * THREADS);
+                int k = k0 + s * 4 * THREADS;
+
+                if (MAY_NORM) {
+                    normed_quads<ROWS_AT_ONCE>(v[s], a, norm, x, r, n_rows, k);
+                } else {
+                    input_quads<ROWS_AT_ONCE>(v[s], a, x, r, n_rows, k);
+                }
             }
             UNROLL
             for (int s = 0; s < AT_ONCE; s++) {
@@ -276,6 +283,8 @@ DEVICE void gemv_mma(const struct linear_args *a)
     int n_slices = a->n_slices, slice = warp % n_slices, at_once = WARPS / n_slices;
     int first = (int)blockIdx.x * at_once, row0 = (int)blockIdx.y * a->rows, n_rows;
     int tile = first + warp / n_slices, x_at[BLOCKS];
+    const float *in = a->x + (size_t)row0 * (size_t)a->n_in;
+    float *norm = (float *)(x + a->rows * a->x_stride);
     struct tile_rows<2> next;
     struct piece<KIND, 2> f[U];
 
@@ -284,12 +293,19 @@ DEVICE void gemv_mma(const struct linear_args *a)
     for (int u = 0; u < U; u++) {
         fetch<KIND, 2, LANES>(&f[u], a, &next, slice + u * n_slices, lane % LANES);
     }
+    if (BLOCKS == 1) { /* more rows than a norm goes with else */
+        norm_begin(norm, a);
+    }
     depend_wait();
     n_rows = min(*a->n_rows - row0, a->rows);
     if (n_rows <= 0) {
+        copy_wait<0>();
         return;
     }
-    stage_inputs<KIND, IS_BF16, WARPS>(x, a, a->x + (size_t)row0 * (size_t)a->n_in, n_rows);
+    if (BLOCKS == 1 && a->norm) {
+        norm_factors<LINEAR_NORM_ROWS>(norm, a, in, n_rows);
+    }
+    stage_inputs<KIND, IS_BF16, BLOCKS == 1, WARPS>(x, a, norm, in, n_rows);
     UNROLL
     for (int c = 0; c < BLOCKS; c++) { /* columns without a row repeat the last one; nobody looks */
         x_at[c] = min(8 * c + lane / LANES, n_rows - 1) * a->x_stride + lane % LANES * 8;
@@ -329,29 +345,22 @@ DEVICE void gemv_mma(const struct linear_args *a)
     }
 }
 
-/* cuda_linear.c knows the numbers of warps. Few rows: small blocks, three to a multiprocessor,
- * so that the next kernel's first weights are on their way as soon as one of them ends. More rows: large
- * blocks, since each reads all of x. */
-#define GEMV_MMA(name, kind, is_bf16, ahead, ahead_few)                                            \
-    KERNEL(name##_2, linear_args, WARP *LINEAR_WARPS_FEW, 3)                                       \
-    {                                                                                              \
-        depend_launch();                                                                           \
-        gemv_mma<kind, is_bf16, ahead_few, 1, LINEAR_WARPS_FEW>(&a);                               \
-    }                                                                                              \
+/* cuda_linear.c knows the number of warps. */
+#define GEMV_MMA(name, kind, is_bf16)                                                              \
     KERNEL(name##_8, linear_args, WARP *LINEAR_WARPS, 1)                                           \
     {                                                                                              \
         depend_launch();                                                                           \
-        gemv_mma<kind, is_bf16, ahead, 1, LINEAR_WARPS>(&a);                                       \
+        gemv_mma<kind, is_bf16, 4, 1, LINEAR_WARPS>(&a);                                           \
     }                                                                                              \
     KERNEL(name##_16, linear_args, WARP *LINEAR_WARPS, 1)                                          \
     {                                                                                              \
         depend_launch();                                                                           \
-        gemv_mma<kind, is_bf16, ahead, 2, LINEAR_WARPS>(&a);                                       \
+        gemv_mma<kind, is_bf16, 4, 2, LINEAR_WARPS>(&a);                                           \
     }
 
-GEMV_MMA(linear_mma_f16, GEMV_F16, false, 4, 4)
-GEMV_MMA(linear_mma_bf16, GEMV_BF16, true, 4, 4)
-GEMV_MMA(linear_mma_int8_f16, GEMV_INT8, false, 4, 2)
-GEMV_MMA(linear_mma_int8_bf16, GEMV_INT8, true, 4, 2)
-GEMV_MMA(linear_mma_int4_f16, GEMV_INT4, false, 4, 2)
-GEMV_MMA(linear_mma_int4_bf16, GEMV_INT4, true, 4, 2)
+GEMV_MMA(linear_mma_f16, GEMV_F16, false)
+GEMV_MMA(linear_mma_bf16, GEMV_BF16, true)
+GEMV_MMA(linear_mma_int8_f16, GEMV_INT8, false)
+GEMV_MMA(linear_mma_int8_bf16, GEMV_INT8, true)
+GEMV_MMA(linear_mma_int4_f16, GEMV_INT4, false)
+GEMV_MMA(linear_mma_int4_bf16, GEMV_INT4, true)
