@@ -327,31 +327,36 @@ static bool fits_decode(const struct cuda_backend *be, const struct op *op, size
     return *group_max > 0;
 }
 
-/* The first of the two launches, and how the second one is. */
-static enum status run_gate_up(struct segment *s, size_t group_max, size_t extra,
-                               size_t *down_shared, struct error *err)
+/* Fills what the two launches are given, and how large they are. */
+static void decode_cut(struct segment *s, size_t group_max, size_t extra, struct cuda_grid grid[2])
 {
     const struct op_experts *u = &s->op->u.experts;
     bool is_one_step =
         s->n_pairs <= DECODE_WARPS && u->width <= EXPERTS_DOWN_CHUNKS * EXPERTS_CHUNK;
     size_t two = down_decode_shared(s->op, s->n_rows, group_max, 2);
     size_t stages = !is_one_step && fits_shared(s->be, extra + two) ? 2 : 1;
+    size_t gate_blocks = s->n_pairs * (u->width / EXPERTS_DECODE_COLS); /* of a few rows: small */
 
     s->args.group_max = (int32_t)group_max;
     s->args.stages = (int32_t)stages;
-    *down_shared = down_decode_shared(s->op, s->n_rows, group_max, stages);
-    return launch(s, GATE_UP_DECODE + s->half, s->n_pairs * (u->width / EXPERTS_DECODE_COLS),
-                  EXPERTS_DECODE_THREADS, gate_decode_shared(s->op, group_max), err);
+    grid[0] = (struct cuda_grid){.x = (unsigned)gate_blocks,
+                                 .threads = EXPERTS_DECODE_THREADS,
+                                 .shared_bytes = gate_decode_shared(s->op, group_max)};
+    grid[1] = (struct cuda_grid){
+        .x = (unsigned)(u->out.cols / EXPERTS_DECODE_COLS),
+        .threads = EXPERTS_DECODE_THREADS,
+        .shared_bytes = extra + down_decode_shared(s->op, s->n_rows, group_max, stages)};
 }
 
 static enum status run_decode(struct segment *s, size_t group_max, struct error *err)
 {
-    size_t shared;
-    enum status rc = run_gate_up(s, group_max, 0, &shared, err);
+    struct cuda_grid grid[2];
+    enum status rc;
 
+    decode_cut(s, group_max, 0, grid);
+    rc = cuda_launch(s->be, &cuda_experts, GATE_UP_DECODE + s->half, grid[0], &s->args, err);
     return rc == OK
-               ? launch(s, DOWN_DECODE + s->half, s->op->u.experts.out.cols / EXPERTS_DECODE_COLS,
-                        EXPERTS_DECODE_THREADS, shared, err)
+               ? cuda_launch(s->be, &cuda_experts, DOWN_DECODE + s->half, grid[1], &s->args, err)
                : rc;
 }
 
@@ -507,21 +512,21 @@ bool cuda_experts_decodes(const struct cuda_backend *be, const struct op *op, si
     return op->kernel == name_int4 && fits_decode(be, op, n_rows, extra, &group_max);
 }
 
-enum status cuda_experts_gate_up(struct cuda_backend *be, const struct op *op, void *data,
-                                 const struct cuda_shape *shape, size_t extra,
-                                 struct experts_args *args, size_t *down_shared, struct error *err)
+enum status cuda_experts_decode(struct cuda_backend *be, const struct op *op, void *data,
+                                const struct cuda_shape *shape, size_t extra,
+                                struct experts_args *args, struct cuda_grid grid[2],
+                                struct error *err)
 {
     struct segment s = {.be = be, .op = op, .n_rows = cuda_op_rows(op, shape)};
     size_t group_max;
-    enum status rc;
 
     if (!fits_decode(be, op, s.n_rows, extra, &group_max) || !segment_open(&s, shape, data, 0)) {
         return error_set(err, ERR_INTERNAL, "experts '%s' of layer %d: not for a few rows",
                          op->name, op->layer);
     }
-    rc = run_gate_up(&s, group_max, extra, down_shared, err);
+    decode_cut(&s, group_max, extra, grid);
     *args = s.args;
-    return rc;
+    return OK;
 }
 
 const struct cuda_family cuda_experts = {.kernels = experts_kernels,

@@ -1,4 +1,4 @@
-/* cuda_experts.h - the routed experts' way of a few rows, for who goes on from its first launch.
+/* cuda_experts.h - the routed experts' way of a few rows, for who does more in its kernels.
  *
  * Place: backend/cuda; of cuda_experts.c, for cuda_fuse_moe.c. */
 #ifndef BACKEND_CUDA_CUDA_EXPERTS_H
@@ -12,10 +12,10 @@
 bool cuda_experts_decodes(const struct cuda_backend *be, const struct op *op, size_t n_rows,
                           size_t extra);
 
-/* Launches the first kernel. data: what the op's family left. Fills what the second one takes; *down_shared
- * is how much shared memory it uses itself, which leaves `extra`. */
-enum status cuda_experts_gate_up(struct cuda_backend *be, const struct op *op, void *data,
-                                 const struct cuda_shape *shape, size_t extra,
-                                 struct experts_args *args, size_t *down_shared, struct error *err);
+/* What its two kernels are given and how they are launched; data: what the op's family left. */
+enum status cuda_experts_decode(struct cuda_backend *be, const struct op *op, void *data,
+                                const struct cuda_shape *shape, size_t extra,
+                                struct experts_args *args, struct cuda_grid grid[2],
+                                struct error *err);
 
 #endif

@@ -2,15 +2,15 @@
  *
  * Place: backend/cuda; a fusion (cuda_internal.h). The ops are, in this order:
  *
- *            norm         x -> u
- *            route        u -> choices                            | moe_in.cu, which has blocks for
- *            linear       u -> gate, up of the shared expert      | the router and blocks for the
- *                         (and its own gate)                      | shared expert
- *            swiglu       gate, up -> mid                         |
- *            linear       mid -> shared
- *            experts      u, choices -> routed                    | experts_decode.cu's first kernel,
- *            add_shared   x += routed + sigmoid(gate) * shared    | then moe_down.cu
- *            check        x
+ *            norm         x -> u                                  | moe_in.cu, which has blocks for
+ *            route        u -> choices                            | the router's logits and blocks for
+ *            linear       u -> gate, up of the shared expert      | the shared expert up to mid
+ *                         (and its own gate)
+ *            swiglu       gate, up -> mid                         | moe_gate.cu: choices; gate and up of
+ *            linear       mid -> shared                           | the chosen experts
+ *            experts      u, choices -> routed
+ *            add_shared   x += routed + sigmoid(gate) * shared    | moe_down.cu: down of all experts,
+ *            check        x                                       | and all that follows
  *
  * Leaves: x, u, the choices and mid, the shared gate; not gate, up, shared and routed, which nobody else
  *         reads.
@@ -27,13 +27,15 @@ enum { PIECE_BYTES = 16, QUAD_COLS = 4, STATIC_SHARED = 1 << 10, ROW_VARIANTS = 
 /* Those for bfloat16 are followed by those for float16. */
 enum moe_kernel {
     MOE_IN,
-    MOE_DOWN = MOE_IN + 2 * ROW_VARIANTS,
+    MOE_GATE = MOE_IN + 2 * ROW_VARIANTS,
+    MOE_DOWN = MOE_GATE + 2,
     MOE_KERNELS = MOE_DOWN + 2,
 };
 
 static const char *const moe_kernels[MOE_KERNELS] = {
-    "moe_in_bf16_1", "moe_in_bf16_2", "moe_in_bf16_4", "moe_in_bf16_8", "moe_in_f16_1",
-    "moe_in_f16_2",  "moe_in_f16_4",  "moe_in_f16_8",  "moe_down_bf16", "moe_down_f16",
+    "moe_in_bf16_1", "moe_in_bf16_2", "moe_in_bf16_4", "moe_in_bf16_8",
+    "moe_in_f16_1",  "moe_in_f16_2",  "moe_in_f16_4",  "moe_in_f16_8",
+    "moe_gate_bf16", "moe_gate_f16",  "moe_down_bf16", "moe_down_f16",
 };
 
 static const struct cuda_family moe_family = {.kernels = moe_kernels, .n_kernels = MOE_KERNELS};
@@ -129,13 +131,25 @@ static size_t moe_match(const struct cuda_backend *be, const struct op *ops, siz
     route = &ops[ROUTE].u.route;
     /* The experts' kernel says that u is of 16 bits and that the card can multiply them. */
     return shared_fits(ops) && route->router.kind == WEIGHT_DENSE && weight_fits(&route->router) &&
-                   route->n_experts <= MOE_EXPERTS_MAX && is_aligned(norm->in.data) &&
-                   is_aligned(norm->out.data) && is_aligned(norm->weight) &&
-                   is_aligned(ops[SWIGLU].u.swiglu.out.data) && norm->in.cols % 8 == 0 &&
+                   route->n_experts <= MOE_EXPERTS_MAX && route->top_k <= MOE_TOP_K_MAX &&
+                   is_aligned(norm->in.data) && is_aligned(norm->out.data) &&
+                   is_aligned(norm->weight) && is_aligned(ops[SWIGLU].u.swiglu.out.data) &&
+                   norm->in.cols % 8 == 0 &&
                    in_shared(ops, 1) + STATIC_SHARED <= be->card.shared_bytes_max &&
                    cuda_experts_decodes(be, &ops[EXPERTS], 1, down_extra(1))
                ? MOE_OPS
                : 0;
+}
+
+/* Logits outlive the launch that the experts' scratch is first used in, so they have a place of their own. */
+static enum status moe_prepare(struct cuda_backend *be, const struct op *ops, void *const *op_data,
+                               struct cuda_need *need, void **data, struct error *err)
+{
+    (void)op_data;
+    (void)need;
+    *data =
+        cuda_constant(be, NULL, MOE_ROWS_MAX * ops[ROUTE].u.route.n_experts * sizeof(float), err);
+    return *data ? OK : ERR_NO_MEMORY;
 }
 
 /* ---- run ---- */
@@ -180,8 +194,27 @@ static size_t ceil_div(size_t a, size_t b)
     return (a + b - 1) / b;
 }
 
-static enum status run_in(struct cuda_backend *be, const struct op *ops, void *const *op_data,
-                          const struct cuda_shape *shape, struct error *err)
+static struct route_args route_of(const struct op *ops, void *logits,
+                                  const struct cuda_shape *shape)
+{
+    const struct op_route *u = &ops[ROUTE].u.route;
+
+    return (struct route_args){.view = shape->view,
+                               .count = STEP_ROWS,
+                               .in = ops[NORM].u.norm.in.data,
+                               .logits = logits,
+                               .idx = u->idx.data,
+                               .prob = u->prob.data,
+                               .n_in = (int32_t)u->in.cols,
+                               .n_experts = (int32_t)u->n_experts,
+                               .top_k = (int32_t)u->top_k,
+                               .n_slices = 1,
+                               .renormalise = u->renormalise};
+}
+
+static enum status run_in(struct cuda_backend *be, const struct op *ops,
+                          const struct route_args *route_args, const struct cuda_shape *shape,
+                          struct error *err)
 {
     const struct op_norm *norm = &ops[NORM].u.norm;
     const struct op_route *route = &ops[ROUTE].u.route;
@@ -192,18 +225,7 @@ static enum status run_in(struct cuda_backend *be, const struct op *ops, void *c
     size_t route_blocks = ceil_div(route->n_experts, MOE_WARPS);
     size_t mid_blocks = ceil_div(swiglu->out.cols, MOE_MID_COLS);
     struct moe_in_args args = {
-        .route = {.view = shape->view,
-                  .count = STEP_ROWS,
-                  .in = norm->in.data,
-                  .logits = be->scratch,
-                  .tickets = op_data[ROUTE],
-                  .idx = route->idx.data,
-                  .prob = route->prob.data,
-                  .n_in = (int32_t)norm->in.cols,
-                  .n_experts = (int32_t)route->n_experts,
-                  .top_k = (int32_t)route->top_k,
-                  .n_slices = 1,
-                  .renormalise = route->renormalise},
+        .route = *route_args,
         .norm = norm->weight,
         .eps = norm->eps,
         .u = norm->out.data,
@@ -237,8 +259,10 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
                            const struct state_pools *state, struct error *err)
 {
     const struct op_add_shared *add = &ops[ADD].u.add_shared;
-    size_t extra = down_extra(shape->n_rows);
-    struct moe_down_args args = {
+    size_t half = ops[NORM].u.norm.out.round == DTYPE_F16;
+    struct moe_gate_args gate = {.route = route_of(ops, data, shape)};
+    struct moe_down_args down = {
+        .route = gate.route,
         .down = matrix_of(&ops[SHARED_DOWN].u.linear.part[0].w),
         .mid = ops[SWIGLU].u.swiglu.out.data,
         .share = add->gate.cols ? add->gate.data : NULL,
@@ -246,23 +270,24 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
         .layer = ops[CHECK].layer,
         .bad_layer = shape->view.bad_layer,
     };
-    struct cuda_grid grid = {.x = (unsigned)(add->x.cols / EXPERTS_DECODE_COLS),
-                             .threads = EXPERTS_DECODE_THREADS};
-    enum status rc = run_in(be, ops, op_data, shape, err);
+    struct cuda_grid grid[2];
+    enum status rc = cuda_experts_decode(be, &ops[EXPERTS], op_data[EXPERTS], shape,
+                                         down_extra(shape->n_rows), &gate.experts, grid, err);
 
-    (void)data;
     (void)state;
+    down.experts = gate.experts;
+    down.experts.out = add->x.data;
     if (rc == OK) {
-        rc = cuda_experts_gate_up(be, &ops[EXPERTS], op_data[EXPERTS], shape, extra, &args.experts,
-                                  &grid.shared_bytes, err);
+        rc = run_in(be, ops, &gate.route, shape, err);
     }
-    args.experts.out = add->x.data;
-    grid.shared_bytes += extra;
-    return rc == OK
-               ? cuda_launch(be, &moe_family, MOE_DOWN + (ops[NORM].u.norm.out.round == DTYPE_F16),
-                             grid, &args, err)
-               : rc;
+    if (rc == OK) {
+        rc = cuda_launch(be, &moe_family, MOE_GATE + half, grid[0], &gate, err);
+    }
+    return rc == OK ? cuda_launch(be, &moe_family, MOE_DOWN + half, grid[1], &down, err) : rc;
 }
 
-const struct cuda_fusion cuda_fuse_moe = {
-    .family = &moe_family, .match = moe_match, .fits = moe_fits, .run = moe_run};
+const struct cuda_fusion cuda_fuse_moe = {.family = &moe_family,
+                                          .match = moe_match,
+                                          .prepare = moe_prepare,
+                                          .fits = moe_fits,
+                                          .run = moe_run};

@@ -1,6 +1,6 @@
 /* experts_decode.cuh - the routed experts of a few rows: int4 weights, 16-bit activations, two kernels.
  *
- * Place: backend/cuda/kernels; for experts_decode.cu, and moe_down.cu, whose second kernel does more.
+ * Place: backend/cuda/kernels; for experts_decode.cu, and for moe_gate.cu and moe_down.cu, whose kernels do more.
  * Idea:  what counts is that all weights are asked for at once. First launch: a block has 16 columns of
  *        gate and up of one expert, its warps share out the inputs, so each thread has eight copies of 16
  *        bytes on their way and then is nearly done; partial sums meet in shared memory. Second launch: a
@@ -226,7 +226,8 @@ DEVICE void gate_up_step(float acc[2][1][1][4], const struct experts_args *a,
 
 /* A block: 16 columns for the group that begins with its pair. */
 template <int TYPE>
-DEVICE void gate_up(const struct experts_args *a, uint4 *dynamic, float *part, int32_t *columns)
+DEVICE void gate_up_tile(const struct experts_args *a, uint4 *dynamic, float *part,
+                         int32_t *columns)
 {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int g = lane / 4, t = lane % 4, n_tiles = a->width / EXPERTS_DECODE_COLS;
@@ -237,12 +238,8 @@ DEVICE void gate_up(const struct experts_args *a, uint4 *dynamic, float *part, i
     uint4 *x = dynamic + GATE_WARPS * warp_units + warp * x_units;
     float acc[2][1][1][4] = {};
     struct pair_group group;
-    int n_pairs;
+    int n_pairs = row_count(a) * a->top_k;
 
-    prefetch_table(a);
-    depend_wait();
-    depend_launch();
-    n_pairs = row_count(a) * a->top_k;
     group = group_of(a, n_pairs, pair);
     if (pair >= n_pairs || group.expert < 0) {
         return;
@@ -262,6 +259,15 @@ DEVICE void gate_up(const struct experts_args *a, uint4 *dynamic, float *part, i
     }
     block_sync();
     finish_gate(a, part, columns, group.n, col0);
+}
+
+template <int TYPE>
+DEVICE void gate_up(const struct experts_args *a, uint4 *dynamic, float *part, int32_t *columns)
+{
+    prefetch_table(a);
+    depend_wait();
+    depend_launch();
+    gate_up_tile<TYPE>(a, dynamic, part, columns);
 }
 
 /* --- down and the sum --- */
@@ -413,11 +419,11 @@ struct down_block {
     struct weight_part p[EXPERTS_DOWN_CHUNKS];
 };
 
-/* Before depend_wait(): asks for the first weights. Choices and probabilities are the router's: see "Early"
- * above. Returns the shared memory that is left. */
+/* Before depend_wait(): asks for the first weights, but for their scales, which down_scales() does. Choices
+ * are the router's: see "Early" above. Returns the shared memory that is left. */
 DEVICE float *down_start(struct down_block *b, const struct experts_args *a, uint4 *dynamic)
 {
-    int tid = (int)threadIdx.x, warp = tid / WARP, pairs_max = a->rows_max * a->top_k;
+    int warp = (int)threadIdx.x / WARP, pairs_max = a->rows_max * a->top_k;
     int weight_units = EXPERTS_DOWN_CHUNKS * PART_UNITS;
     int mid_units = EXPERTS_DOWN_CHUNKS * a->group_max * CHUNK_UNITS;
     int warp_units = a->stages * weight_units + mid_units;
@@ -433,12 +439,17 @@ DEVICE float *down_start(struct down_block *b, const struct experts_args *a, uin
     b->s.pair = warp;
     find_group(&b->s, a, b->n_pairs);
     copy_step(b->weights, &b->s, a, b->col0);
+    return (float *)(b->is_expert + pairs_max);
+}
+
+/* Before depend_wait() too, if it can be. */
+DEVICE void down_scales(struct down_block *b, const struct experts_args *a)
+{
     load_step(b->p, &b->s, a, b->col0);
-    for (int i = tid; i < b->n_pairs; i += EXPERTS_DECODE_THREADS) {
+    for (int i = (int)threadIdx.x; i < b->n_pairs; i += EXPERTS_DECODE_THREADS) {
         b->prob[i] = a->prob[i];
         b->is_expert[i] = a->idx[i] >= 0 && a->idx[i] < a->n_experts;
     }
-    return (float *)(b->is_expert + pairs_max);
 }
 
 /* After depend_wait(): all pairs' results; ends with a barrier. With two stages the weights of a warp's next
@@ -497,6 +508,7 @@ template <int TYPE> DEVICE void down(const struct experts_args *a, uint4 *dynami
 
     depend_launch();
     down_start(&b, a, dynamic);
+    down_scales(&b, a);
     depend_wait();
     down_products<TYPE>(&b, a);
     for (int i = (int)threadIdx.x; i < b.n_rows * EXPERTS_DECODE_COLS;

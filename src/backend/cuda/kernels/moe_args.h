@@ -1,9 +1,9 @@
 /* moe_args.h - what the kernels take that do the tail of a layer in small decode steps.
  *
  * Place: backend/cuda/kernels; C and device code. Filled by cuda_fuse_moe.c.
- * Order: moe_in_*   norm, router and choice; beside them the shared expert up to its product of gate and up
- *        experts_gate_up_decode_*   as it is
- *        moe_down_* the experts' down, the shared expert's, the sums, the check */
+ * Order: moe_in_*    norm, the router's logits; beside them the shared expert up to its product
+ *        moe_gate_*  the choice; gate and up of the chosen experts
+ *        moe_down_*  the experts' down, the shared expert's, the sums, the check */
 #ifndef BACKEND_CUDA_MOE_ARGS_H
 #define BACKEND_CUDA_MOE_ARGS_H
 
@@ -15,6 +15,7 @@ enum {
     MOE_WARPS = MOE_THREADS / 32,
     MOE_MID_COLS = MOE_WARPS / 2, /* of a block: a warp for gate, one for up */
     MOE_ROWS_MAX = EXPERTS_DECODE_MAX,
+    MOE_TOP_K_MAX = 16,
     MOE_EXPERTS_MAX = 256, /* whose probabilities a warp keeps in registers beside all else */
 };
 
@@ -45,9 +46,16 @@ struct moe_in_args {
     float *share_out; /* [rows] before the sigmoid */
 };
 
+/* As experts_gate_up_decode_*. */
+struct moe_gate_args {
+    struct experts_args experts;
+    struct route_args route; /* logits, and all that a choice takes */
+};
+
 /* Blocks of EXPERTS_DECODE_COLS columns. */
 struct moe_down_args {
     struct experts_args experts; /* .out: the residual, += */
+    struct route_args route;
     struct moe_matrix down;
     const float *mid;   /* [rows][shared_width] */
     const float *share; /* [rows] before the sigmoid, or NULL */

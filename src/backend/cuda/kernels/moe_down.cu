@@ -1,17 +1,29 @@
 /* moe_down.cu - the end of a layer: down of the routed experts and of the shared one, the residual sums, the
  * check.
  *
- * Place: backend/cuda/kernels; launched by cuda_fuse_moe.c after experts_gate_up_decode_*.
- * Early: as the choices (experts_decode.cuh), the shared expert's product of gate and up was made by the
- *        kernel before the one before. So the shared expert is computed while gate and up of the routed
- *        ones still run. */
+ * Place: backend/cuda/kernels; launched by cuda_fuse_moe.c after moe_gate.cu.
+ * Early: as experts_decode.cuh says of the choices: the logits and the shared expert's product of gate and up
+ *        were made by the kernel before the one before. So the choice is made, the weights are asked for and
+ *        the shared expert is computed while gate and up of the routed ones still run. */
 #include "backend/cuda/kernels/experts_decode.cuh"
+#include "backend/cuda/kernels/moe_choose.cuh"
 #include "backend/cuda/kernels/moe_weights.cuh"
 
 enum {
     COL_THREADS = EXPERTS_DECODE_THREADS / EXPERTS_DECODE_COLS, /* of an output column */
     DOWN_PIECES = 4,
 };
+
+/* The block's weight rows, which lie one after the other, come nearer while it does other things. */
+DEVICE void prefetch_columns(const struct moe_matrix *m)
+{
+    enum { LINE = 128 };
+    size_t n = (size_t)EXPERTS_DECODE_COLS * (size_t)m->n_chunks * 16;
+
+    for (size_t at = (size_t)threadIdx.x * LINE; at < n; at += EXPERTS_DECODE_THREADS * LINE) {
+        prefetch_line(m->data + blockIdx.x * n + at);
+    }
+}
 
 /* Piece j times its inputs of one row. */
 template <enum moe_kind KIND>
@@ -34,19 +46,18 @@ DEVICE float down_piece(const struct moe_matrix *m, const struct moe_pieces<DOWN
     return KIND == MOE_INT8 ? piece_scale(m, p->scale[j & AT]) * dot : dot;
 }
 
-/* The shared expert's columns of all rows: shared [row][EXPERTS_DECODE_COLS]. p has the first pieces. */
+/* The shared expert's columns of all rows: shared [row][EXPERTS_DECODE_COLS]. */
 template <enum moe_kind KIND>
-DEVICE void shared_down(float *shared, const struct moe_down_args *a,
-                        struct moe_pieces<DOWN_PIECES> *p, int n_rows)
+DEVICE void shared_down(float *shared, const struct moe_down_args *a, int n_rows)
 {
     enum { HELD = pieces_held<KIND, DOWN_PIECES>() };
     int tid = (int)threadIdx.x, at = tid % COL_THREADS, col = tid / COL_THREADS;
 
     for (int chunk0 = 0; chunk0 < a->down.n_chunks; chunk0 += HELD * COL_THREADS) {
-        if (chunk0 > 0) {
-            pieces_load<DOWN_PIECES>(p, &a->down, (int)blockIdx.x * EXPERTS_DECODE_COLS + col,
-                                     chunk0 + at, COL_THREADS);
-        }
+        struct moe_pieces<DOWN_PIECES> p;
+
+        pieces_load<DOWN_PIECES>(&p, &a->down, (int)blockIdx.x * EXPERTS_DECODE_COLS + col,
+                                 chunk0 + at, COL_THREADS);
         for (int r = 0; r < n_rows; r++) {
             const float *x = a->mid + (size_t)r * (size_t)a->shared_width;
             float *to = shared + r * EXPERTS_DECODE_COLS + col, sum = 0;
@@ -56,7 +67,7 @@ DEVICE void shared_down(float *shared, const struct moe_down_args *a,
                 int chunk = chunk0 + j * COL_THREADS + at;
 
                 if (chunk < a->down.n_chunks) {
-                    sum += down_piece<KIND>(&a->down, p, j, x + chunk * piece_values(KIND));
+                    sum += down_piece<KIND>(&a->down, &p, j, x + chunk * piece_values(KIND));
                 }
             }
             UNROLL
@@ -70,21 +81,20 @@ DEVICE void shared_down(float *shared, const struct moe_down_args *a,
     }
 }
 
-DEVICE void shared_down_any(float *shared, const struct moe_down_args *a,
-                            struct moe_pieces<DOWN_PIECES> *p, int n_rows)
+DEVICE void shared_down_any(float *shared, const struct moe_down_args *a, int n_rows)
 {
     switch (a->down.kind) {
     case MOE_BF16:
-        shared_down<MOE_BF16>(shared, a, p, n_rows);
+        shared_down<MOE_BF16>(shared, a, n_rows);
         break;
     case MOE_F16:
-        shared_down<MOE_F16>(shared, a, p, n_rows);
+        shared_down<MOE_F16>(shared, a, n_rows);
         break;
     case MOE_F32:
-        shared_down<MOE_F32>(shared, a, p, n_rows);
+        shared_down<MOE_F32>(shared, a, n_rows);
         break;
     default:
-        shared_down<MOE_INT8>(shared, a, p, n_rows);
+        shared_down<MOE_INT8>(shared, a, n_rows);
         break;
     }
 }
@@ -113,29 +123,33 @@ DEVICE void residual_add(const struct moe_down_args *a, const struct down_block 
     }
 }
 
-template <int TYPE> DEVICE void moe_down(const struct moe_down_args *a, uint4 *dynamic)
+template <int TYPE>
+DEVICE void moe_down(const struct moe_down_args *a, uint4 *dynamic, struct moe_choices *choices)
 {
+    struct experts_args experts = a->experts;
     struct down_block b;
-    struct moe_pieces<DOWN_PIECES> p;
     float *shared;
 
     depend_launch();
-    pieces_load<DOWN_PIECES>(&p, &a->down,
-                             (int)blockIdx.x * EXPERTS_DECODE_COLS + (int)threadIdx.x / COL_THREADS,
-                             (int)threadIdx.x % COL_THREADS, COL_THREADS);
-    shared = down_start(&b, &a->experts, dynamic);
-    shared_down_any(shared, a, &p, b.n_rows);
+    prefetch_columns(&a->down);
+    choose_all(choices, &a->route, false);
+    experts.idx = choices->idx;
+    experts.prob = choices->prob;
+    shared = down_start(&b, &experts, dynamic);
+    shared_down_any(shared, a, b.n_rows);
+    down_scales(&b, &experts);
     depend_wait();
-    down_products<TYPE>(&b, &a->experts);
+    down_products<TYPE>(&b, &experts);
     residual_add(a, &b, shared);
 }
 
 #define MOE_DOWN(name, type)                                                                       \
     KERNEL(name, moe_down_args, EXPERTS_DECODE_THREADS, 3)                                         \
     {                                                                                              \
+        SHARED struct moe_choices choices;                                                         \
         DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \
-        moe_down<type>(&a, dynamic);                                                               \
+        moe_down<type>(&a, dynamic, &choices);                                                     \
     }
 
 MOE_DOWN(moe_down_bf16, DTYPE_BF16)

@@ -1,16 +1,14 @@
-/* moe_in.cu - a layer's second norm, the router, and the shared expert up to its product of gate and up.
+/* moe_in.cu - a layer's second norm, the router's logits, and the shared expert up to its product of gate and up.
  *
  * Place: backend/cuda/kernels; launched by cuda_fuse_moe.c for decode steps of up to MOE_ROWS_MAX rows.
  * Idea:  a warp has one row of a matrix, and all of it is on its way before the residual is ready: the whole
- *        launch is then as long as it takes to norm a row, which every block does for itself, to multiply
- *        what has arrived, and to choose. The shared expert's blocks run beside the router's and are done
- *        before its choice is.
+ *        launch is then as long as it takes to norm a row, which every block does for itself, and to multiply
+ *        what has arrived. The shared expert's blocks run beside the router's.
  * Sums:  in float32 multiply-adds, as in route.cu. Normed rows are kept in the 16 bits that they are
  *        rounded to. */
 #include "backend/cuda/kernels/mma.cuh"
 #include "backend/cuda/kernels/moe_weights.cuh"
 #include "backend/cuda/kernels/quad.cuh"
-#include "backend/cuda/kernels/route_choose.cuh"
 
 enum { PIECES = 8 }; /* that a lane has on their way */
 
@@ -248,32 +246,15 @@ DEVICE void multiply_any(float acc[R][2], const struct moe_row *row, struct moe_
 
 /* --- results --- */
 
-/* The last of the router's blocks chooses. sum: of row r of the step, for every r. */
+/* sum[r] to column `at` of row r of out. */
 template <int R>
-DEVICE void route_finish(const struct moe_in_args *a, const struct moe_row *row, const float sum[R],
-                         int *is_last, int n_rows)
+DEVICE void sums_put(float *out, size_t stride, int at, const float sum[R], int n_rows)
 {
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-
     UNROLL
     for (int r = 0; r < R; r++) {
-        if (row->exists && lane == r && r < n_rows) {
-            a->route.logits[(size_t)r * (size_t)a->route.n_experts + (size_t)row->row] = sum[r];
+        if ((int)threadIdx.x % WARP == r && r < n_rows) {
+            out[(size_t)r * stride + (size_t)at] = sum[r];
         }
-    }
-    block_sync();
-    if (threadIdx.x ==
-        0) { /* fences: this block's logits before its ticket, the others' after it */
-        memory_fence();
-        *is_last = atomic_add(a->route.tickets, 1) == a->route_blocks - 1;
-        memory_fence();
-        if (*is_last) {
-            *a->route.tickets = 0;
-        }
-    }
-    block_sync();
-    if (*is_last && warp < n_rows) {
-        select_with<MOE_EXPERTS_MAX / WARP>(&a->route, warp, 1, lane);
     }
 }
 
@@ -303,7 +284,7 @@ DEVICE void mid_finish(const struct moe_in_args *a, const float sum[R], float *s
 
 /* dynamic: as struct moe_in_args says; sums: [MOE_WARPS][R]. */
 template <int TYPE, int R>
-DEVICE void moe_in(const struct moe_in_args *a, uint4 *dynamic, float *sums, int *is_last)
+DEVICE void moe_in(const struct moe_in_args *a, uint4 *dynamic, float *sums)
 {
     int tid = (int)threadIdx.x, lane = tid % WARP, n_in = a->route.n_in;
     int n_rows = min(a->route.view.counts[STEP_ROWS], R);
@@ -325,17 +306,14 @@ DEVICE void moe_in(const struct moe_in_args *a, uint4 *dynamic, float *sums, int
     for (int r = 0; r < R; r++) {
         sum[r] = warp_sum(acc[r][0] + acc[r][1]);
     }
-    if (row.m == &a->router) {
-        route_finish<R>(a, &row, sum, is_last, n_rows);
-    } else if (row.m != &a->share) {
+    if (row.m == &a->share) {
+        if (row.exists) {
+            sums_put<R>(a->share_out, 1, 0, sum, n_rows);
+        }
+    } else if (row.m != &a->router) {
         mid_finish<R>(a, sum, sums, n_rows);
     } else if (row.exists) {
-        UNROLL
-        for (int r = 0; r < R; r++) {
-            if (lane == r && r < n_rows) {
-                a->share_out[r] = sum[r];
-            }
-        }
+        sums_put<R>(a->route.logits, (size_t)a->route.n_experts, row.row, sum, n_rows);
     }
 }
 
@@ -343,11 +321,10 @@ DEVICE void moe_in(const struct moe_in_args *a, uint4 *dynamic, float *sums, int
     KERNEL(name, moe_in_args, MOE_THREADS, 2)                                                      \
     {                                                                                              \
         SHARED float sums[MOE_WARPS * rows];                                                       \
-        SHARED int is_last;                                                                        \
         DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \
         depend_launch();                                                                           \
-        moe_in<type, rows>(&a, dynamic, sums, &is_last);                                           \
+        moe_in<type, rows>(&a, dynamic, sums);                                                     \
     }
 
 MOE_IN(moe_in_bf16_1, DTYPE_BF16, 1)

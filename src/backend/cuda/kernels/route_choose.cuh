@@ -1,6 +1,6 @@
 /* route_choose.cuh - from a row's logits to its experts: softmax, the top k by probability, ties to the lower id.
  *
- * Place: backend/cuda/kernels; for route.cu and moe_in.cu.
+ * Place: backend/cuda/kernels; for route.cu and the moe_*.cu.
  * Idea:  a warp per row keeps the probabilities in registers as integers of the same order and takes the
  *        largest k times. */
 #ifndef BACKEND_CUDA_ROUTE_CHOOSE_CUH
@@ -71,16 +71,24 @@ DEVICE void softmax_keys(uint32_t key[HELD], const struct route_args *a, int i, 
 /* The largest key, of those the one with the lowest id; it is taken out. */
 template <int HELD> DEVICE uint32_t take_largest(uint32_t key[HELD], int lane, int *id)
 {
-    uint32_t best = KEY_NONE, largest;
-    int at = 0;
+    uint32_t best[HELD], largest;
+    int at[HELD];
 
     UNROLL
     for (int j = 0; j < HELD; j++) {
-        at = key[j] > best ? j : at;
-        best = key[j] > best ? key[j] : best;
+        best[j] = key[j];
+        at[j] = j;
     }
-    largest = warp_max_u32(best);
-    *id = (int)~warp_max_u32(best == largest ? ~(uint32_t)(lane + at * WARP) : 0);
+    UNROLL
+    for (int d = 1; d < HELD; d *= 2) { /* neighbours first: a short chain; of equals the lower */
+        UNROLL
+        for (int j = 0; j + d < HELD; j += 2 * d) {
+            at[j] = best[j + d] > best[j] ? at[j + d] : at[j];
+            best[j] = best[j + d] > best[j] ? best[j + d] : best[j];
+        }
+    }
+    largest = warp_max_u32(best[0]);
+    *id = (int)~warp_max_u32(best[0] == largest ? ~(uint32_t)(lane + at[0] * WARP) : 0);
     UNROLL
     for (int j = 0; j < HELD; j++) {
         key[j] = lane + j * WARP == *id ? KEY_NONE : key[j];
@@ -97,19 +105,21 @@ DEVICE void note_margin(const struct route_args *a, int i, float margin)
     }
 }
 
+/* Row i's choice, by one warp, to idx and prob; the logits are the sum of n_slices. */
 template <int HELD>
-DEVICE void select_with(const struct route_args *a, int i, int n_slices, int lane)
+DEVICE void choose_row(int32_t *idx, float *prob, const struct route_args *a, int i, int n_slices,
+                       bool has_margin)
 {
     uint32_t key[HELD], largest = KEY_NONE, mine[ROUTE_TOP_K_MAX / WARP] = {KEY_NONE, KEY_NONE};
+    int lane = (int)threadIdx.x % WARP, id;
     float sum = 0, norm = 1.0f;
-    int id;
 
     softmax_keys<HELD>(key, a, i, n_slices, lane);
     for (int j = 0; j < a->top_k; j++) {
         largest = take_largest<HELD>(key, lane, &id);
         sum += key_value(largest);
         if (j % WARP == lane) {
-            a->idx[(size_t)i * a->top_k + j] = id;
+            idx[j] = id;
             mine[0] = j < WARP ? largest : mine[0];
             mine[1] = j < WARP ? mine[1] : largest;
         }
@@ -120,10 +130,10 @@ DEVICE void select_with(const struct route_args *a, int i, int n_slices, int lan
     UNROLL
     for (int h = 0; h < ROUTE_TOP_K_MAX / WARP; h++) {
         if (lane + h * WARP < a->top_k) {
-            a->prob[(size_t)i * a->top_k + lane + h * WARP] = key_value(mine[h]) * norm;
+            prob[lane + h * WARP] = key_value(mine[h]) * norm;
         }
     }
-    if (a->view.router_margin && a->top_k < a->n_experts) {
+    if (has_margin && a->top_k < a->n_experts) {
         uint32_t next = take_largest<HELD>(key, lane, &id);
 
         if (lane == 0) {
@@ -132,15 +142,17 @@ DEVICE void select_with(const struct route_args *a, int i, int n_slices, int lan
     }
 }
 
-/* Row i's choice, by one warp; the logits are the sum of n_slices. */
+/* The same to where the op's choices are. */
 DEVICE void select_row(const struct route_args *a, int i, int n_slices)
 {
-    int lane = (int)threadIdx.x % WARP;
+    int32_t *idx = a->idx + (size_t)i * a->top_k;
+    float *prob = a->prob + (size_t)i * a->top_k;
+    bool has_margin = a->view.router_margin != NULL;
 
     if (a->n_experts <= 8 * WARP) {
-        select_with<8>(a, i, n_slices, lane);
+        choose_row<8>(idx, prob, a, i, n_slices, has_margin);
     } else {
-        select_with<ROUTE_EXPERTS_MAX / WARP>(a, i, n_slices, lane);
+        choose_row<ROUTE_EXPERTS_MAX / WARP>(idx, prob, a, i, n_slices, has_margin);
     }
 }
 
