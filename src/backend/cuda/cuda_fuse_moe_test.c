@@ -286,7 +286,7 @@ static void run_case(struct cuda_pair *p, const struct moe_case *c, uint64_t *se
                          tolerance(c->round));
         cuda_pair_expect(p, "u", name, DTYPE_F32, d.u + i * h, h, cuda_tolerance(c->round, 1e-5));
         cuda_pair_expect(p, "mid", name, DTYPE_F32, d.mid + i * w, w, tolerance(c->round));
-        cuda_pair_expect(p, c->name, name, DTYPE_F32, d.x + i * h, h, tolerance(c->round));
+        cuda_pair_expect_rows(p, c->name, name, DTYPE_F32, d.x + i * h, h, h, tolerance(c->round));
         if (fabsf(p->router_margin[i] - d.margin[i]) > tolerance(c->round)) {
             fail_msg("margin %g on the card, %g on the CPU", p->router_margin[i], d.margin[i]);
         }

@@ -615,8 +615,8 @@ static double element(enum dtype type, const void *data, size_t i)
     return type == DTYPE_I32 ? ((const int32_t *)data)[i] : (double)dtype_load(type, data, i);
 }
 
-/* How far the card's element is from the CPU's. */
-static double distance(enum dtype type, const void *card, const void *cpu, size_t i)
+/* How far the card's element is from the CPU's, where values are about as large as `size`. */
+static double distance(enum dtype type, const void *card, const void *cpu, size_t i, double size)
 {
     size_t each = dtype_bytes(type);
     double a, b;
@@ -629,7 +629,20 @@ static double distance(enum dtype type, const void *card, const void *cpu, size_
     if (!isfinite(a) || !isfinite(b) || type == DTYPE_I32) {
         return INFINITY;
     }
-    return fabs(a - b) / (1.0 + fabs(b));
+    return fabs(a - b) / (1.0 + fmax(fabs(b), size));
+}
+
+/* Root of the mean square of a row of the CPU's, 0 if it is not finite. */
+static double row_size(enum dtype type, const void *cpu, size_t at, size_t cols)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < cols; i++) {
+        double v = element(type, cpu, at + i);
+
+        sum += v * v;
+    }
+    return isfinite(sum) ? sqrt(sum / (double)cols) : 0;
 }
 
 static void note(struct cuda_pair *p, const char *group, const char *name, double worst,
@@ -655,18 +668,23 @@ static void note(struct cuda_pair *p, const char *group, const char *name, doubl
     p->group[i].tolerance = tolerance > p->group[i].tolerance ? tolerance : p->group[i].tolerance;
 }
 
-double cuda_pair_expect(struct cuda_pair *p, const char *group, const char *name, enum dtype type,
-                        const void *host, size_t n, double tolerance)
+double cuda_pair_expect_rows(struct cuda_pair *p, const char *group, const char *name,
+                             enum dtype type, const void *host, size_t n, size_t cols,
+                             double tolerance)
 {
     size_t each = dtype_bytes(type), worst_at = 0, n_over = 0, first_over = 0;
     uint8_t *card = malloc(n * each + 1);
-    double worst = 0, got, want;
+    double worst = 0, size = 0, got, want;
 
     assert_non_null(card);
     cuda_pair_fetch(p, host, card, n * each);
     for (size_t i = 0; i < n; i++) {
-        double d = distance(type, card, host, i);
+        double d;
 
+        if (cols > 0 && i % cols == 0) {
+            size = row_size(type, host, i, n - i < cols ? n - i : cols);
+        }
+        d = distance(type, card, host, i, size);
         if (d > worst) {
             worst = d;
             worst_at = i;
@@ -685,6 +703,12 @@ double cuda_pair_expect(struct cuda_pair *p, const char *group, const char *name
                  group, name, worst, tolerance, n_over, n, first_over, worst_at, got, want);
     }
     return worst;
+}
+
+double cuda_pair_expect(struct cuda_pair *p, const char *group, const char *name, enum dtype type,
+                        const void *host, size_t n, double tolerance)
+{
+    return cuda_pair_expect_rows(p, group, name, type, host, n, 0, tolerance);
 }
 
 /* ---- steps ---- */

@@ -111,6 +111,13 @@ void cuda_pair_fetch(struct cuda_pair *p, const void *host, void *out, size_t n_
 double cuda_pair_expect(struct cuda_pair *p, const char *group, const char *name, enum dtype type,
                         const void *host, size_t n, double tolerance);
 
+/* The same for rows of `cols` elements that are sums of terms as large as their row: an element that nearly
+ * cancels has its neighbours' error. |card - cpu| / (1 + the larger of |cpu| and the row's root mean
+ * square). */
+double cuda_pair_expect_rows(struct cuda_pair *p, const char *group, const char *name,
+                             enum dtype type, const void *host, size_t n, size_t cols,
+                             double tolerance);
+
 /* f32, and room for one step of the type that values were rounded to. */
 double cuda_tolerance(enum dtype round, double f32);
 
