@@ -312,9 +312,32 @@ static void as_the_cpu_has_it(void **state)
     cuda_pair_close(&p);
 }
 
+/* Less shared memory, and no bfloat16 in matrix instructions. */
+static void older_cards(void **state)
+{
+    static const struct moe_case cases[] = {
+        {"7.5", &SMALL, 1, DTYPE_F16, TEST_BF16, TEST_F16, 0},
+        {"7.5", &LONG, 8, DTYPE_F16, TEST_F16, TEST_INT8, 0},
+        {"7.5, apart", &SMALL, 2, DTYPE_BF16, TEST_BF16, TEST_BF16, APART},
+    };
+    uint64_t seed = 22;
+    struct cuda_pair p;
+
+    (void)state;
+    cuda_pair_open_sm(&p, 75);
+    p.is_fused = true;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        run_case(&p, &cases[i], &seed);
+    }
+    cuda_pair_close(&p);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(as_the_cpu_has_it)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(as_the_cpu_has_it),
+        cmocka_unit_test(older_cards),
+    };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
