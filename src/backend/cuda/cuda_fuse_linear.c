@@ -1,8 +1,8 @@
-/* cuda_fuse_linear.c - a norm and the linear layer after it as one kernel.
+/* cuda_fuse_linear.c - a norm, or a short swiglu, and the linear layer after it as one kernel.
  *
- * Place: backend/cuda. Each block of the product computes the norm for itself while its first weights are on
- *        their way (kernels/linear_gemv.cuh). Its output is written nowhere, so nothing else may read it
- *        before another norm has written it again. */
+ * Place: backend/cuda. Each block of the product computes its input for itself while its first weights are on
+ *        their way (kernels/linear_gemv.cuh). The input is written nowhere, so nothing else may read it
+ *        before something else is written to its place. */
 #include "backend/cuda/cuda_linear.h"
 #include "backend/cuda/kernels/linear_args.h"
 
@@ -55,39 +55,70 @@ static bool op_reads(const struct op *op, const void *data)
     }
 }
 
-/* Is what `data` holds of no use to the ops? */
-static bool is_dead(const struct op *ops, size_t n, const void *data)
+/* Does op write anew what it finds there? Only kinds that matter are named. */
+static bool op_writes(const struct op *op, const void *data)
 {
-    for (size_t i = 0; i < n; i++) {
-        if (op_reads(&ops[i], data)) {
+    switch (op->kind) {
+    case OP_NORM:
+        return op->u.norm.out.data == data;
+    case OP_LINEAR:
+        return linear_writes(op, data);
+    case OP_CONV:
+        return op->u.conv.out.data == data;
+    case OP_SWIGLU:
+        return op->u.swiglu.out.data == data;
+    case OP_ROUTE:
+        return op->u.route.idx.data == data || op->u.route.prob.data == data;
+    default:
+        return false;
+    }
+}
+
+/* Is what the op `from` leaves at `data` of no use to the ops after the next? */
+static bool is_dead(const struct op *from, size_t n, const void *data)
+{
+    for (size_t i = 2; i < n; i++) {
+        if (op_reads(&from[i], data)) {
             return false;
         }
-        if (ops[i].kind == OP_NORM && ops[i].rows == ROWS_ALL && ops[i].u.norm.out.data == data) {
+        if (from[i].rows == from->rows && op_writes(&from[i], data)) {
             return true;
         }
     }
     return true;
 }
 
+/* The buffer that the first op hands to the second; NULL if it is not such an op. */
+static const struct operand *handed(const struct op *op)
+{
+    return op->kind == OP_NORM ? &op->u.norm.out : op->kind == OP_SWIGLU ? &op->u.swiglu.out : NULL;
+}
+
 static size_t match(const struct cuda_backend *be, const struct op *ops, size_t n)
 {
-    const struct op_norm *norm = &ops[0].u.norm;
+    const struct operand *between = handed(&ops[0]), *in;
 
-    if (n < 2 || ops[0].kind != OP_NORM || ops[1].kind != OP_LINEAR || ops[0].rows != ops[1].rows ||
-        norm->out.data != ops[1].u.linear.in.data || norm->in.data == norm->out.data ||
-        norm->in.cols != ops[1].u.linear.in.cols || norm->out.round != ops[1].u.linear.in.round ||
-        linear_writes(&ops[1], norm->in.data) || linear_writes(&ops[1], norm->out.data) ||
-        !is_dead(ops + 2, n - 2, norm->out.data) || !cuda_linear_takes_norm(be, &ops[1], norm)) {
+    if (!between || n < 2 || ops[1].kind != OP_LINEAR || ops[0].rows != ops[1].rows) {
         return 0;
     }
-    return 2;
+    in = &ops[1].u.linear.in;
+    if (between->data != in->data || between->round != in->round || between->cols != in->cols ||
+        op_reads(&ops[0], in->data) || linear_writes(&ops[1], in->data)) {
+        return 0;
+    }
+    for (size_t p = 0; p < ops[1].u.linear.n_parts; p++) {
+        if (op_reads(&ops[0], ops[1].u.linear.part[p].out.data)) { /* other blocks still read it */
+            return 0;
+        }
+    }
+    return is_dead(ops, n, in->data) && cuda_linear_takes(be, &ops[1], &ops[0]) ? 2 : 0;
 }
 
 static bool fits(const struct cuda_backend *be, const struct op *ops,
                  const struct cuda_shape *shape)
 {
     (void)be;
-    return cuda_op_rows(&ops[0], shape) <= LINEAR_NORM_ROWS;
+    return cuda_op_rows(&ops[0], shape) <= (ops[0].kind == OP_NORM ? LINEAR_NORM_ROWS : 1);
 }
 
 static enum status run(struct cuda_backend *be, const struct op *ops, void *data,
@@ -97,7 +128,7 @@ static enum status run(struct cuda_backend *be, const struct op *ops, void *data
     (void)data;
     (void)op_data;
     (void)state;
-    return cuda_linear_run_normed(be, &ops[1], &ops[0].u.norm, shape, err);
+    return cuda_linear_run_after(be, &ops[1], &ops[0], shape, err);
 }
 
 const struct cuda_fusion cuda_fuse_linear = {

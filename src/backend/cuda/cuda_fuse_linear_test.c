@@ -1,6 +1,6 @@
-/* cuda_fuse_linear_test.c - a norm and its linear layer as one kernel: against the CPU and the ops one by one.
+/* cuda_fuse_linear_test.c - a norm or a swiglu and its linear layer as one kernel: against the CPU and the ops one by one.
  *
- * Place: backend/cuda. Whether they ran as one shows in the norm's output: then it is not written. */
+ * Place: backend/cuda. Whether they ran as one shows in what passes between them: then it is not written. */
 #include "backend/cuda/cuda_testing.h"
 
 enum { PARTS_MAX = 3, ROWS_MAX = 9, OPS_MAX = 4 };
@@ -18,36 +18,44 @@ struct fuse_case {
     enum test_kind kind[PARTS_MAX];
     size_t n_in, n_out[PARTS_MAX], n_rows;
     enum tail tail;
-    bool is_apart; /* the kernels do not take it */
+    bool is_apart;  /* the kernels do not take it */
+    bool is_swiglu; /* in place of the norm */
 };
 
 static const struct fuse_case cases[] = {
-    {DTYPE_BF16, {TEST_BF16}, 64, {40}, 1, NOTHING, false},
-    {DTYPE_BF16, {TEST_BF16, TEST_BF16, TEST_BF16}, 384, {70, 3, 33}, 1, LATE_READER, false},
-    {DTYPE_BF16, {TEST_BF16}, 384, {70}, 2, NOTHING, false},
-    {DTYPE_BF16, {TEST_BF16}, 384, {70}, 3, NOTHING, false},
-    {DTYPE_BF16, {TEST_BF16}, 1056, {70}, 8, NOTHING, false},
-    {DTYPE_BF16, {TEST_BF16}, 384, {70}, 9, NOTHING, true},
-    {DTYPE_F16, {TEST_F16, TEST_F16}, 384, {70, 1}, 1, NOTHING, false},
-    {DTYPE_F16, {TEST_F16}, 128, {17}, 5, NORM_OUT, false},
-    {DTYPE_F32, {TEST_BF16}, 520, {50}, 1, NORM_OUT, false},
-    {DTYPE_F32, {TEST_F32, TEST_BF16}, 200, {50, 7}, 2, NOTHING, false},
-    {DTYPE_F32, {TEST_F16}, 384, {50}, 4, NOTHING, false},
-    {DTYPE_F32, {TEST_BF16}, 384, {50}, 7, NOTHING, false},
-    {DTYPE_BF16, {TEST_INT8, TEST_INT8, TEST_BF16}, 384, {70, 20, 5}, 1, NOTHING, false},
-    {DTYPE_F16, {TEST_INT8_ZEROS}, 2048, {20}, 1, NORM_OUT, false},
-    {DTYPE_F32, {TEST_INT8}, 576, {70}, 2, NOTHING, false},
-    {DTYPE_F32, {TEST_INT8_ZEROS}, 384, {40}, 4, NOTHING, false},
-    {DTYPE_F32, {TEST_INT8}, 384, {40}, 8, NOTHING, false},
-    {DTYPE_F16, {TEST_INT8}, 384, {40}, 4, NOTHING, false},
-    {DTYPE_BF16, {TEST_INT4}, 384, {70}, 1, NOTHING, false},
-    {DTYPE_F32, {TEST_INT4_ZEROS}, 576, {70}, 2, NOTHING, false},
-    {DTYPE_F32, {TEST_INT4_ROW}, 2048, {20}, 3, NOTHING, false},
-    {DTYPE_F16, {TEST_INT4_ZEROS}, 640, {33}, 6, NOTHING, false},
-    {DTYPE_F32, {TEST_INT4}, 640, {33}, 8, NOTHING, false},
-    {DTYPE_BF16, {TEST_BF16}, 128, {40}, 2, READER, true},
-    {DTYPE_BF16, {TEST_INT4_PERM}, 128, {40}, 2, NOTHING, true},
-    {DTYPE_BF16, {TEST_BF16}, 63, {40}, 2, NOTHING, true},
+    {DTYPE_BF16, {TEST_BF16}, 64, {40}, 1, NOTHING, false, false},
+    {DTYPE_BF16, {TEST_BF16, TEST_BF16, TEST_BF16}, 384, {70, 3, 33}, 1, LATE_READER, false, false},
+    {DTYPE_BF16, {TEST_BF16}, 384, {70}, 2, NOTHING, false, false},
+    {DTYPE_BF16, {TEST_BF16}, 384, {70}, 3, NOTHING, false, false},
+    {DTYPE_BF16, {TEST_BF16}, 1056, {70}, 8, NOTHING, false, false},
+    {DTYPE_BF16, {TEST_BF16}, 384, {70}, 9, NOTHING, true, false},
+    {DTYPE_F16, {TEST_F16, TEST_F16}, 384, {70, 1}, 1, NOTHING, false, false},
+    {DTYPE_F16, {TEST_F16}, 128, {17}, 5, NORM_OUT, false, false},
+    {DTYPE_F32, {TEST_BF16}, 520, {50}, 1, NORM_OUT, false, false},
+    {DTYPE_F32, {TEST_F32, TEST_BF16}, 200, {50, 7}, 2, NOTHING, false, false},
+    {DTYPE_F32, {TEST_F16}, 384, {50}, 4, NOTHING, false, false},
+    {DTYPE_F32, {TEST_BF16}, 384, {50}, 7, NOTHING, false, false},
+    {DTYPE_BF16, {TEST_INT8, TEST_INT8, TEST_BF16}, 384, {70, 20, 5}, 1, NOTHING, false, false},
+    {DTYPE_F16, {TEST_INT8_ZEROS}, 2048, {20}, 1, NORM_OUT, false, false},
+    {DTYPE_F32, {TEST_INT8}, 576, {70}, 2, NOTHING, false, false},
+    {DTYPE_F32, {TEST_INT8_ZEROS}, 384, {40}, 4, NOTHING, false, false},
+    {DTYPE_F32, {TEST_INT8}, 384, {40}, 8, NOTHING, false, false},
+    {DTYPE_F16, {TEST_INT8}, 384, {40}, 4, NOTHING, false, false},
+    {DTYPE_BF16, {TEST_INT4}, 384, {70}, 1, NOTHING, false, false},
+    {DTYPE_F32, {TEST_INT4_ZEROS}, 576, {70}, 2, NOTHING, false, false},
+    {DTYPE_F32, {TEST_INT4_ROW}, 2048, {20}, 3, NOTHING, false, false},
+    {DTYPE_F16, {TEST_INT4_ZEROS}, 640, {33}, 6, NOTHING, false, false},
+    {DTYPE_F32, {TEST_INT4}, 640, {33}, 8, NOTHING, false, false},
+    {DTYPE_BF16, {TEST_BF16}, 128, {40}, 2, READER, true, false},
+    {DTYPE_BF16, {TEST_INT4_PERM}, 128, {40}, 2, NOTHING, true, false},
+    {DTYPE_BF16, {TEST_BF16}, 63, {40}, 2, NOTHING, true, false},
+    {DTYPE_BF16, {TEST_BF16}, 1056, {40}, 1, NOTHING, false, true},
+    {DTYPE_F16, {TEST_F16}, 384, {40}, 1, LATE_READER, false, true},
+    {DTYPE_F32, {TEST_BF16}, 72, {40}, 1, NOTHING, false, true},
+    {DTYPE_BF16, {TEST_INT8_ZEROS}, 640, {40}, 1, NOTHING, false, true},
+    {DTYPE_F32, {TEST_INT4}, 640, {40}, 1, NORM_OUT, false, true},
+    {DTYPE_BF16, {TEST_BF16}, 384, {40}, 2, NOTHING, true, true},
+    {DTYPE_BF16, {TEST_BF16}, 4104, {4}, 1, NOTHING, true, true},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -56,7 +64,7 @@ struct data {
     struct test_weight w[PARTS_MAX], after;
     size_t n_ops, n_parts, rows;
     struct op ops[OPS_MAX];
-    float *x, *u, *weight, *out[PARTS_MAX], *last;
+    float *x, *gate, *u, *weight, *out[PARTS_MAX], *last;
 };
 
 static void layer_make(struct op *op, const struct fuse_case *c, struct data *d,
@@ -79,6 +87,12 @@ static void ops_make(struct data *d, const struct fuse_case *c)
                                     .out = test_operand(d->u, c->n_in, c->act),
                                     .weight = d->weight,
                                     .eps = 1e-6f};
+    if (c->is_swiglu) {
+        norm->kind = OP_SWIGLU;
+        norm->u.swiglu = (struct op_swiglu){.gate = test_operand(d->gate, c->n_in, c->act),
+                                            .up = test_operand(d->x, c->n_in, c->act),
+                                            .out = test_operand(d->u, c->n_in, c->act)};
+    }
     layer_make(&d->ops[1], c, d, &d->w[0].w, d->out[0]);
     for (size_t i = 1; i < d->n_parts; i++) {
         struct op_linear *l = &d->ops[1].u.linear;
@@ -105,6 +119,11 @@ static void data_make(struct data *d, const struct fuse_case *c, uint64_t *seed)
     d->rows = c->n_rows;
     test_step_make(&d->step, c->n_rows, lengths, zeros, 5);
     d->x = test_floats(d->rows * c->n_in, 3, seed);
+    d->gate = test_floats(d->rows * c->n_in, 3.0f / sqrtf((float)c->n_in), seed);
+    for (size_t i = 0; c->is_swiglu && i < d->rows * c->n_in; i++) {
+        d->x[i] = dtype_round(c->act, d->x[i]);
+        d->gate[i] = dtype_round(c->act, d->gate[i]);
+    }
     d->weight = test_floats(c->n_in, 3.0f / sqrtf((float)c->n_in), seed);
     d->u = test_poisoned(d->rows * c->n_in);
     for (; d->n_parts < PARTS_MAX && c->n_out[d->n_parts]; d->n_parts++) {
@@ -121,6 +140,7 @@ static void data_make(struct data *d, const struct fuse_case *c, uint64_t *seed)
 static void data_mirror(struct cuda_pair *p, const struct data *d, const struct fuse_case *c)
 {
     cuda_pair_mirror(p, d->x, d->rows * c->n_in * sizeof *d->x);
+    cuda_pair_mirror(p, d->gate, d->rows * c->n_in * sizeof *d->gate);
     cuda_pair_mirror(p, d->u, d->rows * c->n_in * sizeof *d->u);
     cuda_pair_mirror(p, d->last, d->rows * 3 * sizeof *d->last);
     for (size_t i = 0; i < d->n_parts; i++) {
@@ -137,6 +157,7 @@ static void data_release(struct data *d)
     test_weight_release(&d->after);
     free(d->last);
     free(d->x);
+    free(d->gate);
     free(d->u);
     free(d->weight);
     test_step_release(&d->step);
@@ -208,7 +229,7 @@ static void run_case(struct cuda_pair *p, const struct fuse_case *c)
     data_release(&d);
 }
 
-static void norm_goes_along(void **state)
+static void one_goes_along(void **state)
 {
     struct cuda_pair p;
 
@@ -234,7 +255,7 @@ static void older_card_agrees(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(norm_goes_along),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(one_goes_along),
                                        cmocka_unit_test(older_card_agrees)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -89,8 +89,8 @@ static enum form form_of(const struct weight *w)
 /* Parts of an op that go in one launch, and how. */
 struct launch {
     const struct op_linear *u;
-    const struct op_norm *norm; /* that goes ahead, or NULL */
-    size_t n_rows;              /* of the step, or more */
+    const struct op *ahead; /* see cuda_linear.h; or NULL */
+    size_t n_rows;          /* of the step, or more */
     size_t part[LINEAR_PARTS_MAX], n_parts;
     enum form form;
     enum kernel kernel;
@@ -111,6 +111,17 @@ static size_t ceil_div(size_t a, size_t b)
     return (a + b - 1) / b;
 }
 
+/* Vectors of 16 bytes, wherever the input comes from. */
+static bool input_is_aligned(const struct op_linear *u, const struct op *ahead)
+{
+    if (!ahead) {
+        return is_aligned(u->in.data);
+    }
+    return ahead->kind == OP_NORM
+               ? is_aligned(ahead->u.norm.in.data) && is_aligned(ahead->u.norm.weight)
+               : is_aligned(ahead->u.swiglu.gate.data) && is_aligned(ahead->u.swiglu.up.data);
+}
+
 /* Rows in whole pieces of 16 bytes, and indices that fit the kernels' integers. */
 static bool is_plain(const struct launch *l)
 {
@@ -123,8 +134,7 @@ static bool is_plain(const struct launch *l)
             return false;
         }
     }
-    return is_aligned(l->u->in.data) &&
-           (!l->norm || (is_aligned(l->norm->in.data) && is_aligned(l->norm->weight)));
+    return input_is_aligned(l->u, l->ahead);
 }
 
 /* Do all inputs of each step have one scale? */
@@ -147,7 +157,7 @@ static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t 
 {
     size_t most = be->card.shared_bytes_max;
 
-    if (l->norm) {
+    if (l->ahead && l->ahead->kind == OP_NORM) {
         sums_bytes += (LINEAR_NORM_HEAD + l->u->in.cols) * sizeof(float);
     }
     if (sums_bytes > most || l->rows > (most - sums_bytes) / row_bytes) {
@@ -283,7 +293,7 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
     bool is_any = l->kernel == KERNEL_linear_gemv_any;
     size_t n_tiles = 0, n_blocks, n_slices = 1;
     struct linear_args args = {
-        .x = l->norm ? l->norm->in.data : u->in.data,
+        .x = u->in.data,
         .n_rows = shape->view.counts + (op->rows == ROWS_OUT ? STEP_OUT_ROWS : STEP_ROWS),
         .perm = u->part[l->part[0]].w.perm,
         .n_in = (int32_t)u->in.cols,
@@ -292,10 +302,17 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
         .n_steps = (int32_t)l->n_steps,
         .n_parts = (int32_t)l->n_parts,
         .x_stride = (int32_t)l->x_stride,
-        .norm = l->norm ? l->norm->weight : NULL,
-        .norm_eps = l->norm ? l->norm->eps : 0,
-        .norm_round = (int32_t)u->in.round,
+        .ahead_round = (int32_t)u->in.round,
     };
+
+    if (l->ahead && l->ahead->kind == OP_NORM) {
+        args.x = l->ahead->u.norm.in.data;
+        args.norm = l->ahead->u.norm.weight;
+        args.norm_eps = l->ahead->u.norm.eps;
+    } else if (l->ahead) {
+        args.x = l->ahead->u.swiglu.up.data;
+        args.gate = l->ahead->u.swiglu.gate.data;
+    }
 
     for (size_t i = 0; i < l->n_parts; i++) {
         fill_part(&args.part[i], u, l->part[i], n_tiles);
@@ -309,6 +326,9 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
     }
     args.n_tiles = (int32_t)n_tiles;
     args.n_slices = (int32_t)n_slices;
+    while ((size_t)1 << args.slices_log2 < n_slices) {
+        args.slices_log2++;
+    }
     return cuda_launch(be, &cuda_linear, l->kernel,
                        (struct cuda_grid){.x = (unsigned)n_blocks,
                                           .y = (unsigned)ceil_div(l->n_rows, l->rows),
@@ -319,9 +339,9 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
 
 /* The launch that begins with part p; its n_parts is 0 if p goes along with an earlier part. */
 static struct launch launch_of(const struct cuda_backend *be, const struct op_linear *u, size_t p,
-                               const struct op_norm *norm, size_t n_rows)
+                               const struct op *ahead, size_t n_rows)
 {
-    struct launch l = {.u = u, .norm = norm, .n_rows = n_rows, .form = form_of(&u->part[p].w)};
+    struct launch l = {.u = u, .ahead = ahead, .n_rows = n_rows, .form = form_of(&u->part[p].w)};
 
     for (size_t q = 0; q < u->n_parts; q++) {
         if (form_of(&u->part[q].w) != l.form || u->part[q].w.perm != u->part[p].w.perm) {
@@ -337,14 +357,13 @@ static struct launch launch_of(const struct cuda_backend *be, const struct op_li
     return l;
 }
 
-static enum status launch_all(struct cuda_backend *be, const struct op *op,
-                              const struct op_norm *norm, size_t n_rows,
-                              const struct cuda_shape *shape, struct error *err)
+static enum status launch_all(struct cuda_backend *be, const struct op *op, const struct op *ahead,
+                              size_t n_rows, const struct cuda_shape *shape, struct error *err)
 {
     enum status rc = OK;
 
     for (size_t p = 0; rc == OK && p < op->u.linear.n_parts; p++) {
-        struct launch l = launch_of(be, &op->u.linear, p, norm, n_rows);
+        struct launch l = launch_of(be, &op->u.linear, p, ahead, n_rows);
 
         if (l.n_parts > 0) {
             rc = launch(be, op, &l, shape, err);
@@ -353,14 +372,17 @@ static enum status launch_all(struct cuda_backend *be, const struct op *op,
     return rc;
 }
 
-bool cuda_linear_takes_norm(const struct cuda_backend *be, const struct op *op,
-                            const struct op_norm *norm)
+bool cuda_linear_takes(const struct cuda_backend *be, const struct op *op, const struct op *ahead)
 {
     const struct op_linear *u = &op->u.linear;
+    size_t most = ahead->kind == OP_NORM ? LINEAR_NORM_ROWS : 1;
 
-    for (size_t rows = 1; rows <= LINEAR_NORM_ROWS; rows++) {
+    if (ahead->kind != OP_NORM && u->in.cols > LINEAR_SWIGLU_INPUTS) {
+        return false;
+    }
+    for (size_t rows = 1; rows <= most; rows++) {
         for (size_t p = 0; p < u->n_parts; p++) {
-            struct launch l = launch_of(be, u, p, norm, rows);
+            struct launch l = launch_of(be, u, p, ahead, rows);
 
             if (u->part[p].w.perm || (l.n_parts > 0 && l.kernel == KERNEL_linear_gemv_any)) {
                 return false;
@@ -370,13 +392,13 @@ bool cuda_linear_takes_norm(const struct cuda_backend *be, const struct op *op,
     return true;
 }
 
-enum status cuda_linear_run_normed(struct cuda_backend *be, const struct op *op,
-                                   const struct op_norm *norm, const struct cuda_shape *shape,
-                                   struct error *err)
+enum status cuda_linear_run_after(struct cuda_backend *be, const struct op *op,
+                                  const struct op *ahead, const struct cuda_shape *shape,
+                                  struct error *err)
 {
     size_t n_rows = cuda_op_rows(op, shape);
 
-    return n_rows == 0 ? OK : launch_all(be, op, norm, n_rows, shape, err);
+    return n_rows == 0 ? OK : launch_all(be, op, ahead, n_rows, shape, err);
 }
 
 static enum status linear_run(struct cuda_backend *be, const struct op *op, void *data,

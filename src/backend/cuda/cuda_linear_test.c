@@ -372,6 +372,68 @@ static void older_and_newer_cards_agree(void **state)
     }
 }
 
+/* Inputs of very different sizes side by side, and some that are not finite: what becomes of one row is seen in
+ * all its outputs. */
+static void odd_inputs_are_kept(void **state)
+{
+    static const float sizes[] = {1, 1e4f, 1e-6f, 1e30f, 1e-29f};
+    static const int kinds[] = {FORM_INT8_G128, FORM_INT4_G128, FORM_BF16};
+    const size_t n_in = 256;
+    enum { N_OUT = 40, ROWS = 2, N = ROWS * N_OUT };
+    struct cuda_pair p;
+    uint64_t seed = 19;
+
+    (void)state;
+    cuda_pair_open(&p);
+    for (size_t i = 0; i < 3 * 7; i++) {
+        struct op op = {.kind = OP_LINEAR, .name = "test", .layer = LAYER};
+        struct made m = matrix_new(&forms[kinds[i % 3]], N_OUT, n_in, &seed);
+        float *x = test_floats(ROWS * n_in, 1, &seed), *out = test_poisoned(N);
+        struct job j = {.n_rows = ROWS, .n_out_rows = ROWS};
+        struct test_step step;
+        float got[N];
+
+        for (size_t k = 0; k < ROWS * n_in; k++) {
+            float size = sizes[i / 3 % 5];
+
+            x[k] *= k % 7 == 3 ? size : size > 1e10f || size < 1e-10f ? size / 3 : 1.0f;
+            x[k] = dtype_round(DTYPE_BF16, x[k]);
+        }
+        if (i / 3 > 4) {
+            x[n_in + 77] = i / 3 == 5 ? INFINITY : NAN;
+        }
+        cuda_pair_mirror(&p, x, ROWS * n_in * sizeof *x);
+        cuda_pair_mirror(&p, out, N * sizeof *out);
+        op.u.linear.in = test_operand(x, n_in, DTYPE_BF16);
+        op.u.linear.n_parts = 1;
+        op.u.linear.part[0].w = m.w;
+        op.u.linear.part[0].out = test_operand(out, N_OUT, DTYPE_F32);
+        job_step(&step, &j);
+        cuda_pair_run(&p, &op, &step.step, NULL);
+        cuda_pair_fetch(&p, out, got, sizeof got);
+        for (size_t k = 0; k < N; k++) {
+            bool is_finite = isfinite(got[k]);
+            float most = 0;
+
+            for (size_t c = 0; c < n_in; c++) {
+                most = fmaxf(most, fabsf(x[k / N_OUT * n_in + c]));
+            }
+            if (k >= N_OUT && i / 3 > 4) {
+                assert_false(is_finite);
+            } else if (!(fabsf(got[k] - out[k]) <= 4e-6f * (most + fabsf(out[k])))) {
+                fail_msg("%s: output %zu is %g, on the CPU %g", forms[kinds[i % 3]].name, k,
+                         (double)got[k], (double)out[k]);
+            }
+        }
+        cuda_pair_forget(&p);
+        matrix_free(&m);
+        free(x);
+        free(out);
+        test_step_release(&step);
+    }
+    cuda_pair_close(&p);
+}
+
 /* The matrices of a 35B model, on a card only. */
 static void real_sizes_agree(void **state)
 {
@@ -435,6 +497,7 @@ int main(void)
         cmocka_unit_test(long_inputs_are_read_in_pieces),
         cmocka_unit_test(older_and_newer_cards_agree),
         cmocka_unit_test(real_sizes_agree),
+        cmocka_unit_test(odd_inputs_are_kept),
         cmocka_unit_test(bad_ops_are_refused),
     };
 

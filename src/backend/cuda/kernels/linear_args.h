@@ -24,6 +24,7 @@ enum {
     LINEAR_INVERSE_BITS = 31,        /* of group_inverse */
     LINEAR_INPUTS_MAX = 1024 * 1024, /* for which group_inverse is exact */
     LINEAR_NORM_ROWS = 8,            /* of x, when a norm goes ahead */
+    LINEAR_SWIGLU_INPUTS = 4096,     /* beyond, each block would compute for too long */
     /* Floats in shared memory ahead of the norm's weights: a factor for each row, and sums of warps. */
     LINEAR_NORM_HEAD = LINEAR_NORM_ROWS * (1 + LINEAR_WARPS),
 };
@@ -49,15 +50,16 @@ struct linear_args {
     const int32_t *n_rows; /* of the step */
     const int32_t *perm;   /* of all parts, or NULL */
     int32_t n_in, rows;
-    int32_t n_chunks; /* pieces of 16 bytes of a weight row */
-    int32_t n_steps, n_slices;
+    int32_t n_chunks;                       /* pieces of 16 bytes of a weight row */
+    int32_t n_steps, n_slices, slices_log2; /* a power of two */
     int32_t n_tiles, n_parts;
     int32_t x_stride; /* elements of a row of x in shared memory */
-    /* The product is of norm(x): its weights [n_in], or NULL; what it adds to the mean of squares; the type
-     * that it rounds to. */
+    /* What goes ahead, all of it NULL for nothing. A norm: the product is of norm(x); its weights [n_in], and
+     * what it adds to the mean of squares. A swiglu: the product is of silu(gate) * x. */
     const float *norm;
     float norm_eps;
-    int32_t norm_round;
+    const float *gate;   /* [rows][n_in]; only for kernels of one row */
+    int32_t ahead_round; /* the type that it rounds to */
     struct linear_part part[LINEAR_ARGS_PARTS];
 };
 

@@ -102,7 +102,8 @@ DEVICE void stage_inputs(float *shared, const struct linear_args *a, const float
 
             UNROLL
             for (int s = 0; s < AT_ONCE; s++) {
-                normed_quads<ROWS_AT_ONCE>(v[s], a, norm, x, r, n_rows, 4 * (q0 + s * THREADS));
+                ready_quads<ROWS_AT_ONCE, R == 1>(v[s], a, norm, x, r, n_rows,
+                                                  4 * (q0 + s * THREADS));
             }
             UNROLL
             for (int s = 0; s < AT_ONCE; s++) {
@@ -136,7 +137,7 @@ DEVICE void finish(const struct linear_args *a, float sums[T][R], float *slice_s
             slice_sums[warp * (T * R) + i] = sum;
         }
         block_sync();
-        is_mine = is_mine && warp % a->n_slices == 0;
+        is_mine = is_mine && (warp & (a->n_slices - 1)) == 0;
         for (int s = 1; is_mine && s < a->n_slices; s++) {
             sum += slice_sums[(warp + s) * (T * R) + i];
         }
@@ -154,9 +155,10 @@ DEVICE void gemv(const struct linear_args *a)
     DYNAMIC_SHARED(float, shared);
     float *x = shared + 2 * SLICE_SUMS;
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int n_slices = a->n_slices, slice = warp % n_slices, at_once = WARPS / n_slices;
+    int n_slices = a->n_slices, slice = warp & (n_slices - 1),
+        at_once = opaque(WARPS >> a->slices_log2);
     int first = (int)blockIdx.x * at_once, row0 = (int)blockIdx.y * R;
-    int tile = first + warp / n_slices, n_rows;
+    int tile = first + (warp >> a->slices_log2), n_rows;
     const float *in = a->x + (size_t)row0 * (size_t)a->n_in;
     float *norm = x + R * a->x_stride;
     struct tile_rows<T> next;

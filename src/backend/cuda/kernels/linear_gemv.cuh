@@ -234,13 +234,18 @@ DEVICE void norm_factors(float *norm, const struct linear_args *a, const float *
 
 DEVICE float norm_value(const struct linear_args *a, float v, float factor, float weight)
 {
-    return round_f32((enum dtype)a->norm_round, v * factor * weight);
+    return round_f32((enum dtype)a->ahead_round, v * factor * weight);
 }
 
-/* input_quads() of what the product is of. */
-template <int N>
-DEVICE void normed_quads(float4 v[N], const struct linear_args *a, const float *norm,
-                         const float *x, int r0, int n, int k)
+DEVICE float swiglu_value(const struct linear_args *a, float up, float gate)
+{
+    return round_f32((enum dtype)a->ahead_round, up * silu(gate));
+}
+
+/* input_quads() of what the product is of. MAY_GATE: in kernels of one row. */
+template <int N, bool MAY_GATE>
+DEVICE void ready_quads(float4 v[N], const struct linear_args *a, const float *norm, const float *x,
+                        int r0, int n, int k)
 {
     input_quads<N>(v, a, x, r0, n, k);
     if (a->norm && k < a->n_in) {
@@ -254,6 +259,11 @@ DEVICE void normed_quads(float4 v[N], const struct linear_args *a, const float *
                 make_float4(norm_value(a, v[i].x, factor, w.x), norm_value(a, v[i].y, factor, w.y),
                             norm_value(a, v[i].z, factor, w.z), norm_value(a, v[i].w, factor, w.w));
         }
+    } else if (MAY_GATE && a->gate && k < a->n_in) {
+        float4 gate = *(const float4 *)(a->gate + (x - a->x) + k);
+
+        v[0] = make_float4(swiglu_value(a, v[0].x, gate.x), swiglu_value(a, v[0].y, gate.y),
+                           swiglu_value(a, v[0].z, gate.z), swiglu_value(a, v[0].w, gate.w));
     }
 }
 

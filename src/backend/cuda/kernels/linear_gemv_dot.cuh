@@ -142,7 +142,7 @@ DEVICE void dot_stage(uint32_t *shared, const struct linear_args *a, const float
         for (int r0 = 0; r0 < R; r0 += AT_ONCE) {
             float4 v[AT_ONCE];
 
-            normed_quads<AT_ONCE>(v, a, norm, x, r0, n_rows, 4 * q);
+            ready_quads<AT_ONCE, R == 1>(v, a, norm, x, r0, n_rows, 4 * q);
             UNROLL
             for (int r = 0; r < AT_ONCE; r++) {
                 dot_put<KIND>(to + (r0 + r) * a->x_stride, v[r], j);

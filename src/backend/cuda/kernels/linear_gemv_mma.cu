@@ -191,36 +191,25 @@ template <enum gemv_kind KIND, bool IS_BF16, bool MAY_NORM, int WARPS>
 DEVICE void stage_inputs(uint16_t *shared, const struct linear_args *a, const float *norm,
                          const float *x, int n_rows)
 {
-    enum { ROWS_AT_ONCE = WARPS == LINEAR_WARPS ? 8 : 1, AT_ONCE = WARPS == LINEAR_WARPS ? 1 : 2 };
-    enum { STEP = chunk_inputs(KIND) * LINEAR_LANES_MMA, THREADS = WARP * WARPS };
+    enum { ROWS_AT_ONCE = 8, STEP = chunk_inputs(KIND) * LINEAR_LANES_MMA };
     int n = a->n_steps * STEP;
 
     ROLLED
     for (int r = 0; r < n_rows; r += ROWS_AT_ONCE) {
         ROLLED
-        for (int k0 = 4 * (int)threadIdx.x; k0 < n; k0 += 4 * THREADS * AT_ONCE) {
-            float4 v[AT_ONCE][ROWS_AT_ONCE];
+        for (int k = 4 * (int)threadIdx.x; k < n; k += 4 * WARP * WARPS) {
+            int further, at = input_place<KIND>(k, &further);
+            float4 v[ROWS_AT_ONCE];
 
-            UNROLL
-            for (int s = 0; s < AT_ONCE; s++) {
-                int k = k0 + s * 4 * THREADS;
-
-                if (MAY_NORM) {
-                    normed_quads<ROWS_AT_ONCE>(v[s], a, norm, x, r, n_rows, k);
-                } else {
-                    input_quads<ROWS_AT_ONCE>(v[s], a, x, r, n_rows, k);
-                }
+            if (MAY_NORM) {
+                ready_quads<ROWS_AT_ONCE, false>(v, a, norm, x, r, n_rows, k);
+            } else {
+                input_quads<ROWS_AT_ONCE>(v, a, x, r, n_rows, k);
             }
             UNROLL
-            for (int s = 0; s < AT_ONCE; s++) {
-                int k = k0 + s * 4 * THREADS, further, at = input_place<KIND>(k, &further);
-
-                UNROLL
-                for (int i = 0; i < ROWS_AT_ONCE; i++) {
-                    if (r + i < n_rows && k < n) {
-                        put_inputs<KIND, IS_BF16>(shared + (r + i) * a->x_stride + at, further,
-                                                  v[s][i]);
-                    }
+            for (int i = 0; i < ROWS_AT_ONCE; i++) {
+                if (r + i < n_rows) {
+                    put_inputs<KIND, IS_BF16>(shared + (r + i) * a->x_stride + at, further, v[i]);
                 }
             }
         }
@@ -247,7 +236,7 @@ DEVICE void finish(const struct linear_args *a, const float sums[BLOCKS][4], flo
 {
     enum { N = BLOCKS * 4 * WARP };
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int slice = warp % a->n_slices;
+    int slice = warp & (a->n_slices - 1);
     float *own = slice_sums + warp * N;
 
     UNROLL
@@ -280,9 +269,10 @@ DEVICE void gemv_mma(const struct linear_args *a)
     DYNAMIC_SHARED(float, shared);
     uint16_t *x = (uint16_t *)(shared + 2 * SLICE_SUMS);
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int n_slices = a->n_slices, slice = warp % n_slices, at_once = WARPS / n_slices;
+    int n_slices = a->n_slices, slice = warp & (n_slices - 1),
+        at_once = opaque(WARPS >> a->slices_log2);
     int first = (int)blockIdx.x * at_once, row0 = (int)blockIdx.y * a->rows, n_rows;
-    int tile = first + warp / n_slices, x_at[BLOCKS];
+    int tile = first + (warp >> a->slices_log2), x_at[BLOCKS];
     const float *in = a->x + (size_t)row0 * (size_t)a->n_in;
     float *norm = (float *)(x + a->rows * a->x_stride);
     struct tile_rows<2> next;
