@@ -15,7 +15,7 @@ struct sizes {
 };
 
 static const struct sizes SMALL = {256, 16, 4, 128, 64}, ODD = {384, 37, 3, 256, 136},
-                          LONG = {2304, 9, 2, 640, 1088}, REAL = {2048, 256, 8, 512, 512};
+                          LONG = {2304, 9, 2, 640, 640}, REAL = {2048, 256, 8, 512, 512};
 
 struct moe_case {
     const char *name;
