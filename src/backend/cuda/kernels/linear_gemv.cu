@@ -130,20 +130,23 @@ DEVICE void finish(const struct linear_args *a, float sums[T][R], float *slice_s
     int i = lane / (WARP / (T * R)), n = n0 + i / R, r = i % R;
     bool is_mine = lane % (WARP / (T * R)) == 0;
     int row = (int)blockIdx.y * R + r;
-    float sum = warp_sums<T * R>(&sums[0][0]);
+    bool is_written = is_mine && (warp & (a->n_slices - 1)) == 0 && p >= 0 &&
+                      n < a->part[max(p, 0)].n_out && row < *a->n_rows;
+    /* What is there already comes while the sums are made. */
+    float sum, before = is_written ? result_before(&a->part[p], row, n) : 0.0f;
 
+    sum = warp_sums<T * R>(&sums[0][0]);
     if (a->n_slices > 1) {
         if (is_mine) {
             slice_sums[warp * (T * R) + i] = sum;
         }
         block_sync();
-        is_mine = is_mine && (warp & (a->n_slices - 1)) == 0;
-        for (int s = 1; is_mine && s < a->n_slices; s++) {
+        for (int s = 1; is_written && s < a->n_slices; s++) {
             sum += slice_sums[(warp + s) * (T * R) + i];
         }
     }
-    if (is_mine && p >= 0 && n < a->part[p].n_out && row < *a->n_rows) {
-        put_result(&a->part[p], row, n, sum);
+    if (is_written) {
+        put_result(&a->part[p], row, n, before, sum);
     }
 }
 
@@ -164,6 +167,7 @@ DEVICE void gemv(const struct linear_args *a)
     struct tile_rows<T> next;
     struct piece<KIND, T> f[U];
 
+    n_rows = *a->n_rows - row0; /* the step's tables were there before its first kernel */
     tile_open(&next, a, tile, T, 0, 1, lane);
     UNROLL
     for (int u = 0; u < U; u++) {
@@ -171,7 +175,6 @@ DEVICE void gemv(const struct linear_args *a)
     }
     norm_begin(norm, a);
     depend_wait();
-    n_rows = *a->n_rows - row0;
     if (n_rows <= 0) {
         copy_wait<0>();
         return;
@@ -234,14 +237,14 @@ DEVICE void gemv(const struct linear_args *a)
     GEMV(name##_2, kind, 2, 4, 2, LINEAR_WARPS, 1)                                                 \
     GEMV(name##_4, kind, 4, 2, 4, LINEAR_WARPS, 1)                                                 \
     GEMV(name##_8, kind, 4, 2, 8, LINEAR_WARPS, 1)
-#define GEMV_QUANTISED(name, kind)                                                                 \
+#define GEMV_QUANTISED(name, kind, ahead_2)                                                        \
     GEMV(name##_1, kind, 4, 2, 1, LINEAR_WARPS_FEW, 2)                                             \
-    GEMV(name##_2, kind, 2, 4, 2, LINEAR_WARPS, 1)                                                 \
+    GEMV(name##_2, kind, 2, ahead_2, 2, LINEAR_WARPS, 1)                                           \
     GEMV(name##_4, kind, 2, 4, 4, LINEAR_WARPS, 1)                                                 \
     GEMV(name##_8, kind, 2, 3, 8, LINEAR_WARPS, 1)
 
 GEMV_DENSE(linear_gemv_f32, GEMV_F32)
 GEMV_DENSE(linear_gemv_f16, GEMV_F16)
 GEMV_DENSE(linear_gemv_bf16, GEMV_BF16)
-GEMV_QUANTISED(linear_gemv_int8, GEMV_INT8)
-GEMV_QUANTISED(linear_gemv_int4, GEMV_INT4)
+GEMV_QUANTISED(linear_gemv_int8, GEMV_INT8, 4)
+GEMV_QUANTISED(linear_gemv_int4, GEMV_INT4, 3)

@@ -133,11 +133,16 @@ DEVICE void fetch(struct piece<KIND, T> *f, const struct linear_args *a,
     }
 }
 
-DEVICE void put_result(const struct linear_part *part, int row, int n, float v)
+/* What a result is added to, if it is. */
+DEVICE float result_before(const struct linear_part *part, int row, int n)
 {
-    float *out = part->out + (size_t)row * (size_t)part->n_out + n;
+    return part->accumulates ? part->out[(size_t)row * (size_t)part->n_out + n] : 0.0f;
+}
 
-    *out = part->accumulates ? *out + v : round_f32((enum dtype)part->round, v);
+DEVICE void put_result(const struct linear_part *part, int row, int n, float before, float v)
+{
+    part->out[(size_t)row * (size_t)part->n_out + n] =
+        part->accumulates ? before + v : round_f32((enum dtype)part->round, v);
 }
 
 /* Inputs k to k + 3 in the order of the weights. Ordinary loads: an earlier kernel may have written them

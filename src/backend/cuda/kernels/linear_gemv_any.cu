@@ -68,7 +68,7 @@ KERNEL(linear_gemv_any, linear_args, WARP *LINEAR_WARPS_FEW, 2)
         float sum = warp_sum(sums[r]);
 
         if (lane == 0 && r < n_rows) {
-            put_result(part, row0 + r, n, sum);
+            put_result(part, row0 + r, n, result_before(part, row0 + r, n), sum);
         }
     }
 }

@@ -224,7 +224,7 @@ DEVICE void put_fragment(const struct linear_args *a, int p, int n0, int lane, i
     int row = (int)blockIdx.y * a->rows + r;
 
     if (p >= 0 && n < a->part[p].n_out && r < a->rows && row < *a->n_rows) {
-        put_result(&a->part[p], row, n, v);
+        put_result(&a->part[p], row, n, result_before(&a->part[p], row, n), v);
     }
 }
 
@@ -278,6 +278,7 @@ DEVICE void gemv_mma(const struct linear_args *a)
     struct tile_rows<2> next;
     struct piece<KIND, 2> f[U];
 
+    n_rows = min(*a->n_rows - row0, a->rows); /* tables were there before the step's first kernel */
     tile_open(&next, a, tile, LINEAR_TILE_MMA, lane / LANES, 8, lane % LANES);
     UNROLL
     for (int u = 0; u < U; u++) {
@@ -287,7 +288,6 @@ DEVICE void gemv_mma(const struct linear_args *a)
         norm_begin(norm, a);
     }
     depend_wait();
-    n_rows = min(*a->n_rows - row0, a->rows);
     if (n_rows <= 0) {
         copy_wait<0>();
         return;
