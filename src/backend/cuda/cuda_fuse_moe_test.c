@@ -8,7 +8,7 @@
 
 enum { LARGE = 1, APART = 2, NO_SHARE = 4, BAD_ROW = 8 }; /* LARGE: for a real card */
 enum { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, OPS };
-enum { LAYER = 3, PARTS = 5, SPANS_MAX = 16 };
+enum { LAYER = 3, SPANS_MAX = 16 };
 
 struct sizes {
     size_t hidden, n_experts, top_k, width, shared_width;
