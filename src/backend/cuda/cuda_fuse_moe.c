@@ -22,7 +22,7 @@
 
 enum moe_op { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, MOE_OPS };
 enum { PART_GATE, PART_UP, PART_SHARE };
-enum { PIECE_BYTES = 16, QUAD_COLS = 4, STATIC_SHARED = 1 << 10, ROW_VARIANTS = 4 };
+enum { PIECE_BYTES = 16, QUAD_COLS = 4, STATIC_SHARED = 1 << 10, ROW_VARIANTS = MOE_ROWS_MAX };
 
 /* Those for bfloat16 are followed by those for float16. */
 enum moe_kernel {
@@ -33,8 +33,7 @@ enum moe_kernel {
 };
 
 static const char *const moe_kernels[MOE_KERNELS] = {
-    "moe_in_bf16_1", "moe_in_bf16_2", "moe_in_bf16_4", "moe_in_bf16_8",
-    "moe_in_f16_1",  "moe_in_f16_2",  "moe_in_f16_4",  "moe_in_f16_8",
+    "moe_in_bf16_1", "moe_in_bf16_2", "moe_in_f16_1",  "moe_in_f16_2",
     "moe_gate_bf16", "moe_gate_f16",  "moe_down_bf16", "moe_down_f16",
 };
 
@@ -154,19 +153,13 @@ static enum status moe_prepare(struct cuda_backend *be, const struct op *ops, vo
 
 /* ---- run ---- */
 
-static size_t variant_of(size_t n_rows)
-{
-    return n_rows > 4 ? 3 : n_rows > 2 ? 2 : n_rows - 1;
-}
-
 static bool moe_fits(const struct cuda_backend *be, const struct op *ops,
                      const struct cuda_shape *shape)
 {
     size_t n = shape->n_rows;
 
     return n > 0 && n <= MOE_ROWS_MAX &&
-           in_shared(ops, (size_t)1 << variant_of(n)) + STATIC_SHARED <=
-               be->card.shared_bytes_max &&
+           in_shared(ops, n) + STATIC_SHARED <= be->card.shared_bytes_max &&
            cuda_experts_decodes(be, &ops[EXPERTS], n, down_extra(n));
 }
 
@@ -221,7 +214,7 @@ static enum status run_in(struct cuda_backend *be, const struct op *ops,
     const struct op_linear *in = &ops[SHARED_IN].u.linear;
     const struct op_swiglu *swiglu = &ops[SWIGLU].u.swiglu;
     bool has_share = in->n_parts == 3;
-    size_t variant = variant_of(shape->n_rows);
+    size_t variant = shape->n_rows - 1;
     size_t route_blocks = ceil_div(route->n_experts, MOE_WARPS);
     size_t mid_blocks = ceil_div(swiglu->out.cols, MOE_MID_COLS);
     struct moe_in_args args = {
@@ -243,7 +236,7 @@ static enum status run_in(struct cuda_backend *be, const struct op *ops,
     struct cuda_grid grid = {
         .x = (unsigned)(route_blocks + mid_blocks + has_share),
         .threads = MOE_THREADS,
-        .shared_bytes = in_shared(ops, (size_t)1 << variant),
+        .shared_bytes = in_shared(ops, shape->n_rows),
     };
 
     if (has_share) {
