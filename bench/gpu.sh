@@ -104,7 +104,7 @@ for part in $parts; do
     memcheck)
         for tool in memcheck racecheck; do
             if command -v compute-sanitizer >/dev/null; then
-                check "$tool" timeout 240 compute-sanitizer --tool $tool --error-exitcode 9 \
+                check "$tool" timeout 120 compute-sanitizer --tool $tool --error-exitcode 9 --report-api-errors no \
                     "$spillway" eval --device cuda --model "$fixture" --inputs "$fixture/reference.safetensors" \
                     --outputs "$work/out.safetensors" --greedy 4 --dtype bfloat16
             else

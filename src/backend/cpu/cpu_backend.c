@@ -27,8 +27,7 @@ static const struct cpu_family *family_of(enum op_kind kind)
         [OP_ATTENTION] = &cpu_attention,   [OP_ROUTE] = &cpu_route,
         [OP_EXPERTS] = &cpu_experts,       [OP_SWIGLU] = &cpu_swiglu,
         [OP_ADD_SHARED] = &cpu_add_shared, [OP_CHECK] = &cpu_rows_check,
-        [OP_GATHER] = &cpu_gather,
-        [OP_BEST] = &cpu_best,
+        [OP_GATHER] = &cpu_gather,         [OP_BEST] = &cpu_best,
     };
 
     return (unsigned)kind < OP_KIND_COUNT ? families[kind] : NULL;
