@@ -17,7 +17,7 @@ GATE_UP(experts_gate_up_decode_bf16, DTYPE_BF16)
 GATE_UP(experts_gate_up_decode_f16, DTYPE_F16)
 
 #define DOWN(name, type)                                                                           \
-    KERNEL(name, experts_args, EXPERTS_DECODE_THREADS, 3)                                          \
+    KERNEL(name, experts_args, EXPERTS_DECODE_THREADS, 2)                                          \
     {                                                                                              \
         DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \
