@@ -120,11 +120,6 @@ static enum status attention_prepare(struct cuda_backend *be, const struct op *o
     return OK;
 }
 
-static bool is_aligned(const void *p)
-{
-    return (uintptr_t)p % 16 == 0;
-}
-
 enum mma_kernel cuda_choose_mma(const struct cuda_backend *be, const struct op_attention *u,
                                 const struct kv_cache *c)
 {
@@ -137,9 +132,9 @@ enum mma_kernel cuda_choose_mma(const struct cuda_backend *be, const struct op_a
         {256, SAME_256, E4M3_256, E5M2_256},
     };
 
-    if (!cuda_has_mma(be, u->q.round, c->dtype) || !is_aligned(u->q.data) ||
-        !is_aligned(u->out.data) || !is_aligned(c->k) || !is_aligned(c->v) ||
-        !is_aligned(c->k_scale) || !is_aligned(c->v_scale)) {
+    if (!cuda_has_mma(be, u->q.round, c->dtype) || !cuda_is_aligned(u->q.data) ||
+        !cuda_is_aligned(u->out.data) || !cuda_is_aligned(c->k) || !cuda_is_aligned(c->v) ||
+        !cuda_is_aligned(c->k_scale) || !cuda_is_aligned(c->v_scale)) {
         return NO_MMA;
     }
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {

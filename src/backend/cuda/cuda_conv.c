@@ -16,15 +16,11 @@ static const char *const conv_kernels[CONV_KERNELS] = {
  * taps - 1 rows more than it has. */
 enum { CONV_BLOCKS_WANTED = 1024, CONV_ROWS_MAX = 32 };
 
-static bool is_aligned(const void *p)
-{
-    return (uintptr_t)p % (CONV_QUAD * sizeof(float)) == 0;
-}
-
 bool cuda_conv_fits_quads(const struct op_conv *u)
 {
-    return u->taps == CONV_QUAD_TAPS && u->channels % CONV_QUAD == 0 && is_aligned(u->in.data) &&
-           is_aligned(u->out.data) && is_aligned(u->weight);
+    return u->taps == CONV_QUAD_TAPS && u->channels % CONV_QUAD == 0 &&
+           cuda_is_aligned(u->in.data) && cuda_is_aligned(u->out.data) &&
+           cuda_is_aligned(u->weight);
 }
 
 static enum status conv_check(struct cuda_backend *be, struct op *op, struct error *err)
@@ -100,7 +96,7 @@ static enum status conv_run(struct cuda_backend *be, const struct op *op, void *
                             struct error *err)
 {
     const struct op_conv *u = &op->u.conv;
-    bool is_quads = cuda_conv_fits_quads(u) && is_aligned(state->conv);
+    bool is_quads = cuda_conv_fits_quads(u) && cuda_is_aligned(state->conv);
     size_t threads = u->channels / (is_quads ? CONV_QUAD : 1), pieces, run;
     struct conv_args args;
     enum status rc = cuda_conv_args(&args, op, shape, state, err);

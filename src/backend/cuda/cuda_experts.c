@@ -128,17 +128,13 @@ static enum status operands_check(const struct op *op, struct error *err)
     return rc;
 }
 
-static bool is_aligned(const void *p)
-{
-    return (uintptr_t)p % UNIT_BYTES == 0;
-}
-
 /* Whether the kernels with matrix instructions can read it, as the first of its kind is. */
 static bool fits_tiles(const struct weight *w, const struct weight *first)
 {
     return w->kind == WEIGHT_INT4 && w->dtype == first->dtype && w->group == first->group &&
-           w->group % EXPERTS_CHUNK == 0 && w->n_in % EXPERTS_CHUNK == 0 && is_aligned(w->data) &&
-           is_aligned(w->perm) && (uintptr_t)w->scales % dtype_bytes(w->dtype) == 0;
+           w->group % EXPERTS_CHUNK == 0 && w->n_in % EXPERTS_CHUNK == 0 &&
+           cuda_is_aligned(w->data) && cuda_is_aligned(w->perm) &&
+           (uintptr_t)w->scales % dtype_bytes(w->dtype) == 0;
 }
 
 static const char *kernel_name(const struct cuda_backend *be, const struct op_experts *u)
@@ -147,8 +143,8 @@ static const char *kernel_name(const struct cuda_backend *be, const struct op_ex
     bool has_perm = false;
 
     if (u->in.round == DTYPE_F32 || (u->in.round == DTYPE_BF16 && be->card.sm < 80) ||
-        u->out.cols % 32 != 0 || first->gate.dtype != first->up.dtype || !is_aligned(u->in.data) ||
-        !is_aligned(u->out.data)) {
+        u->out.cols % 32 != 0 || first->gate.dtype != first->up.dtype ||
+        !cuda_is_aligned(u->in.data) || !cuda_is_aligned(u->out.data)) {
         return name_plain;
     }
     for (size_t e = 0; e < u->n_experts; e++) {

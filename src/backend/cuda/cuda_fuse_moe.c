@@ -41,15 +41,10 @@ static const struct cuda_family moe_family = {.kernels = moe_kernels, .n_kernels
 
 /* ---- match ---- */
 
-static bool is_aligned(const void *p)
-{
-    return (uintptr_t)p % PIECE_BYTES == 0;
-}
-
 static bool weight_fits(const struct weight *w)
 {
     return (w->kind == WEIGHT_DENSE || w->kind == WEIGHT_INT8) && !w->perm &&
-           weight_row_bytes(w) % PIECE_BYTES == 0 && w->n_in % 8 == 0 && is_aligned(w->data) &&
+           weight_row_bytes(w) % PIECE_BYTES == 0 && w->n_in % 8 == 0 && cuda_is_aligned(w->data) &&
            w->n_out <= INT32_MAX && w->n_in <= INT32_MAX / 4;
 }
 
@@ -131,9 +126,9 @@ static size_t moe_match(const struct cuda_backend *be, const struct op *ops, siz
     /* The experts' kernel says that u is of 16 bits and that the card can multiply them. */
     return shared_fits(ops) && route->router.kind == WEIGHT_DENSE && weight_fits(&route->router) &&
                    route->n_experts <= MOE_EXPERTS_MAX && route->top_k <= MOE_TOP_K_MAX &&
-                   is_aligned(norm->in.data) && is_aligned(norm->out.data) &&
-                   is_aligned(norm->weight) && is_aligned(ops[SWIGLU].u.swiglu.out.data) &&
-                   norm->in.cols % 8 == 0 &&
+                   cuda_is_aligned(norm->in.data) && cuda_is_aligned(norm->out.data) &&
+                   cuda_is_aligned(norm->weight) &&
+                   cuda_is_aligned(ops[SWIGLU].u.swiglu.out.data) && norm->in.cols % 8 == 0 &&
                    in_shared(ops, 1) + STATIC_SHARED <= be->card.shared_bytes_max &&
                    cuda_experts_decodes(be, &ops[EXPERTS], 1, down_extra(1))
                ? MOE_OPS

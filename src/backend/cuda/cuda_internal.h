@@ -94,6 +94,12 @@ struct cuda_grid {
 enum status cuda_launch(struct cuda_backend *be, const struct cuda_family *family, size_t kernel,
                         struct cuda_grid grid, const void *args, struct error *err);
 
+/* Whether kernels can load 16 bytes at a time from here on. True of NULL too: an operand that is not there. */
+static inline bool cuda_is_aligned(const void *p)
+{
+    return (uintptr_t)p % 16 == 0;
+}
+
 /* Set n_bytes of device memory to zero, in stream order. */
 enum status cuda_zero(struct cuda_backend *be, void *data, size_t n_bytes, struct error *err);
 

@@ -101,11 +101,6 @@ struct launch {
     size_t x_stride, shared_bytes;
 };
 
-static bool is_aligned(const void *p)
-{
-    return (uintptr_t)p % CHUNK_BYTES == 0; /* also NULL */
-}
-
 static size_t ceil_div(size_t a, size_t b)
 {
     return (a + b - 1) / b;
@@ -115,11 +110,12 @@ static size_t ceil_div(size_t a, size_t b)
 static bool input_is_aligned(const struct op_linear *u, const struct op *ahead)
 {
     if (!ahead) {
-        return is_aligned(u->in.data);
+        return cuda_is_aligned(u->in.data);
     }
     return ahead->kind == OP_NORM
-               ? is_aligned(ahead->u.norm.in.data) && is_aligned(ahead->u.norm.weight)
-               : is_aligned(ahead->u.swiglu.gate.data) && is_aligned(ahead->u.swiglu.up.data);
+               ? cuda_is_aligned(ahead->u.norm.in.data) && cuda_is_aligned(ahead->u.norm.weight)
+               : cuda_is_aligned(ahead->u.swiglu.gate.data) &&
+                     cuda_is_aligned(ahead->u.swiglu.up.data);
 }
 
 /* Rows in whole pieces of 16 bytes, and indices that fit the kernels' integers. */
@@ -128,8 +124,8 @@ static bool is_plain(const struct launch *l)
     for (size_t i = 0; i < l->n_parts; i++) {
         const struct weight *w = &l->u->part[l->part[i]].w;
 
-        if (weight_row_bytes(w) % CHUNK_BYTES != 0 || !is_aligned(w->data) ||
-            !is_aligned(w->perm) || w->n_in > LINEAR_INPUTS_MAX ||
+        if (weight_row_bytes(w) % CHUNK_BYTES != 0 || !cuda_is_aligned(w->data) ||
+            !cuda_is_aligned(w->perm) || w->n_in > LINEAR_INPUTS_MAX ||
             w->n_out > INT32_MAX / (weight_n_groups(w) + 1)) {
             return false;
         }

@@ -37,17 +37,12 @@ static const char *const route_kernels[ROUTE_KERNELS] = {
     [ROUTE_TILE_ANY] = "route_tile_any", [ROUTE_SELECT] = "route_select",
 };
 
-static bool is_aligned(const void *p)
-{
-    return (uintptr_t)p % WIDE_BYTES == 0;
-}
-
 static enum route_matrix matrix_of(const struct op_route *u)
 {
     const struct weight *w = &u->router;
 
     if (w->kind != WEIGHT_DENSE || weight_row_bytes(w) % WIDE_BYTES != 0 || w->n_in % 4 != 0 ||
-        !is_aligned(w->data) || !is_aligned(u->in.data)) {
+        !cuda_is_aligned(w->data) || !cuda_is_aligned(u->in.data)) {
         return MATRIX_ANY;
     }
     return w->dtype == DTYPE_BF16 ? MATRIX_BF16 : w->dtype == DTYPE_F16 ? MATRIX_F16 : MATRIX_F32;

@@ -9,11 +9,6 @@
 
 enum { WIDE_BYTES = 16, WIDE_COLS = 4, WARP_THREADS = 32 };
 
-static bool is_aligned(const void *p)
-{
-    return (uintptr_t)p % WIDE_BYTES == 0; /* also NULL: an operand that is not there */
-}
-
 static enum step_count count_of(const struct op *op)
 {
     return op->rows == ROWS_OUT ? STEP_OUT_ROWS : STEP_ROWS;
@@ -82,8 +77,8 @@ static enum status embed_run(struct cuda_backend *be, const struct op *op, void 
         .cols = (int32_t)u->out.cols,
         .dtype = u->table.dtype,
         .round = u->out.round,
-        .is_wide =
-            u->out.cols % WIDE_COLS == 0 && is_aligned(u->table.data) && is_aligned(u->out.data),
+        .is_wide = u->out.cols % WIDE_COLS == 0 && cuda_is_aligned(u->table.data) &&
+                   cuda_is_aligned(u->out.data),
     };
 
     (void)data;
@@ -127,8 +122,8 @@ static enum status norm_run(struct cuda_backend *be, const struct op *op, void *
         .cols = (int32_t)u->in.cols,
         .eps = u->eps,
         .round = u->out.round,
-        .is_wide = u->in.cols % WIDE_COLS == 0 && is_aligned(u->in.data) && is_aligned(u->weight) &&
-                   is_aligned(u->out.data),
+        .is_wide = u->in.cols % WIDE_COLS == 0 && cuda_is_aligned(u->in.data) &&
+                   cuda_is_aligned(u->weight) && cuda_is_aligned(u->out.data),
     };
 
     (void)data;
@@ -170,8 +165,8 @@ static enum status swiglu_run(struct cuda_backend *be, const struct op *op, void
         .out = u->out.data,
         .cols = (int32_t)u->gate.cols,
         .round = u->out.round,
-        .is_wide = u->gate.cols % WIDE_COLS == 0 && is_aligned(u->gate.data) &&
-                   is_aligned(u->up.data) && is_aligned(u->out.data),
+        .is_wide = u->gate.cols % WIDE_COLS == 0 && cuda_is_aligned(u->gate.data) &&
+                   cuda_is_aligned(u->up.data) && cuda_is_aligned(u->out.data),
     };
 
     (void)data;
@@ -223,8 +218,8 @@ static enum status add_shared_run(struct cuda_backend *be, const struct op *op, 
 
     (void)data;
     (void)state;
-    args.is_wide = u->x.cols % WIDE_COLS == 0 && is_aligned(args.x) && is_aligned(args.routed) &&
-                   is_aligned(args.shared);
+    args.is_wide = u->x.cols % WIDE_COLS == 0 && cuda_is_aligned(args.x) &&
+                   cuda_is_aligned(args.routed) && cuda_is_aligned(args.shared);
     return cuda_launch(be, &cuda_add_shared, 0, grid_of(op, shape, u->x.cols), &args, err);
 }
 
@@ -257,7 +252,7 @@ static enum status finite_run(struct cuda_backend *be, const struct op *op, void
         .x = x->data,
         .cols = (int32_t)x->cols,
         .layer = op->layer,
-        .is_wide = x->cols % WIDE_COLS == 0 && is_aligned(x->data),
+        .is_wide = x->cols % WIDE_COLS == 0 && cuda_is_aligned(x->data),
     };
 
     (void)data;
@@ -301,7 +296,8 @@ static enum status gather_run(struct cuda_backend *be, const struct op *op, void
         .out = u->out.data,
         .cols = (int32_t)u->in.cols,
         .round = u->out.round,
-        .is_wide = u->in.cols % WIDE_COLS == 0 && is_aligned(u->in.data) && is_aligned(u->out.data),
+        .is_wide = u->in.cols % WIDE_COLS == 0 && cuda_is_aligned(u->in.data) &&
+                   cuda_is_aligned(u->out.data),
     };
 
     (void)data;
