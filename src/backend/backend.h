@@ -79,6 +79,9 @@ struct step {
                              set to INFINITY by the caller */
     route_hook_fn *route_hook; /* or NULL */
     void *route_ctx;
+    /* For benchmarks of decode steps on a device, or NULL: choices [OP_ROUTEs of the plan][n_rows][top_k]
+     * in place of the router's, each of weight 1 / top_k; and what a predictor said of them before. */
+    const int32_t *forced_idx, *forced_next;
 };
 
 enum op_kind {
@@ -173,11 +176,17 @@ struct op_route {
 struct expert_weights {
     struct weight gate, up, down;
 };
+struct expert_home;
+
 struct op_experts {
     struct operand in, idx, prob;
     struct operand out; /* F32: sum over the chosen experts, in the order of idx */
     const struct expert_weights *experts; /* [n_experts] */
     size_t n_experts, top_k, width;       /* width: expert intermediate size */
+    const struct expert_home
+        *home; /* or NULL: `experts` are where the device computes. Else they are the
+                                       home's blocks on the host, and its layer is this: */
+    size_t home_layer;
 };
 struct op_swiglu {
     struct operand gate, up, out;
@@ -261,6 +270,14 @@ struct backend_ops {
     void (*read_later)(struct backend *be, void *host, const void *src, size_t n_bytes);
     enum status (*run_all)(struct backend *be, const struct step *step,
                            const struct state_pools *state, struct error *err);
+
+    /* Experts that overflow (expert_home.h); NULL: the device has no way for it.
+     * experts_open  makes slots, tables and mail of one home, before the first check(); they stay until the
+     *        backend's end or another experts_open. NULL: gives them back.
+     * expert_insert  the expert's block into a slot, in order with steps; what was there has none then */
+    enum status (*experts_open)(struct backend *be, struct expert_home *home, struct error *err);
+    enum status (*expert_insert)(struct backend *be, size_t layer, size_t expert, size_t slot,
+                                 struct error *err);
 };
 
 struct backend {
