@@ -44,6 +44,7 @@ struct expert_mail {
     uint32_t pad_answered[15];
     float *x; /* [EXPERT_HOME_ROWS][hidden] what the experts are given, float32 */
     float *y; /* [EXPERT_HOME_ROWS][hidden] sum over the row's pairs with idx >= 0, float32 */
+    uint32_t pad_end[12]; /* so that every box of an array begins at such a border */
 };
 
 /* What a small step may do. The device's copy is part of the step's tables. */
@@ -70,6 +71,7 @@ struct expert_report {
     const struct expert_insertion *insertions; /* in order: the last word on a slot counts */
     size_t n_insertions;
     size_t n_hits, n_fetched, n_cpu, n_next, n_next_used; /* distinct experts of a layer, summed */
+    size_t n_in_place;     /* the same kind of count: read over the link, and not kept */
     size_t n_victims_used; /* victims [0, n_victims_used) were taken or passed over */
 };
 

@@ -18,6 +18,20 @@ const struct cuda_family *cuda_family_of(enum op_kind kind)
     return (unsigned)kind < OP_KIND_COUNT ? families[kind] : NULL;
 }
 
+size_t cuda_route_layer(const struct cuda_backend *be, const struct op *op)
+{
+    const struct cuda_private *own = be->own;
+    size_t n = 0;
+
+    if (op < own->ops || op >= own->ops + own->n_ops) {
+        return 0;
+    }
+    for (const struct op *o = own->ops; o < op; o++) {
+        n += o->kind == OP_ROUTE;
+    }
+    return n;
+}
+
 const struct cuda_fusion *cuda_fusion_at(size_t i)
 {
     static const struct cuda_fusion *const all[] = {&cuda_fuse_moe, &cuda_fuse_gdn,

@@ -26,6 +26,9 @@ size_t cuda_op_rows(const struct op *op, const struct cuda_shape *shape);
 
 struct cuda_backend;
 
+/* How many OP_ROUTEs of the prepared plan come before this one (cuda_families.c). */
+size_t cuda_route_layer(const struct cuda_backend *be, const struct op *op);
+
 /* What an op needs besides its operands. */
 struct cuda_need {
     size_t scratch_bytes; /* of the scratch that all ops share, free between ops */

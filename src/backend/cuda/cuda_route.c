@@ -178,6 +178,7 @@ static enum status route_run(struct cuda_backend *be, const struct op *op, void 
         .n_in = (int32_t)u->in.cols,
         .n_experts = (int32_t)u->n_experts,
         .top_k = (int32_t)u->top_k,
+        .route_layer = (int32_t)cuda_route_layer(be, op),
         .renormalise = u->renormalise,
     };
 

@@ -45,6 +45,7 @@ struct route_args {
     int32_t *idx;        /* [rows][top_k] */
     float *prob;         /* [rows][top_k] */
     int32_t n_in, n_experts, top_k, n_slices;
+    int32_t route_layer; /* which of the plan's OP_ROUTEs it is */
     bool renormalise;
 };
 

@@ -105,6 +105,17 @@ DEVICE void note_margin(const struct route_args *a, int i, float margin)
     }
 }
 
+/* Row i's choice that was made elsewhere. */
+DEVICE void choose_forced(int32_t *idx, float *prob, const struct route_args *a, int i)
+{
+    size_t row = (size_t)a->route_layer * (size_t)a->view.counts[STEP_ROWS] + (size_t)i;
+
+    for (int j = (int)threadIdx.x % WARP; j < a->top_k; j += WARP) {
+        idx[j] = a->view.forced[row * (size_t)a->top_k + (size_t)j];
+        prob[j] = 1.0f / (float)a->top_k;
+    }
+}
+
 /* Row i's choice, by one warp, to idx and prob; the logits are the sum of n_slices. */
 template <int HELD>
 DEVICE void choose_row(int32_t *idx, float *prob, const struct route_args *a, int i, int n_slices,
@@ -114,6 +125,10 @@ DEVICE void choose_row(int32_t *idx, float *prob, const struct route_args *a, in
     int lane = (int)threadIdx.x % WARP, id;
     float sum = 0, norm = 1.0f;
 
+    if (a->view.forced) {
+        choose_forced(idx, prob, a, i);
+        return;
+    }
     softmax_keys<HELD>(key, a, i, n_slices, lane);
     for (int j = 0; j < a->top_k; j++) {
         largest = take_largest<HELD>(key, lane, &id);

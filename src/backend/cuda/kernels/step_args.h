@@ -28,6 +28,9 @@ struct step_view {
     const int32_t *pages;
     int32_t *bad_layer;   /* [rows] first layer that was not finite; starts as CUDA_NO_BAD_LAYER */
     float *router_margin; /* [rows], starts as infinity; or NULL */
+    /* [OP_ROUTEs of the plan][rows of the step][top_k], or NULL: choices in place of the routers', and what
+     * a predictor said of them (backend.h). */
+    const int32_t *forced, *forced_next;
 };
 
 enum { CUDA_NO_BAD_LAYER = 0x7fff };
