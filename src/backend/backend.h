@@ -185,7 +185,8 @@ struct op_experts {
     size_t n_experts, top_k, width;       /* width: expert intermediate size */
     const struct expert_home
         *home; /* or NULL: `experts` are where the device computes. Else they are the
-                                       home's blocks on the host, and its layer is this: */
+                                       home's blocks on the host, and its layer is home_layer. On the
+                                       CPU: choices of -1 are somebody else's and left out */
     size_t home_layer;
 };
 struct op_swiglu {
@@ -253,6 +254,9 @@ struct backend_ops {
     void (*read)(struct backend *be, void *host, const void *src, size_t n_bytes);
     void (*write)(struct backend *be, void *dst, const void *host, size_t n_bytes);
     void (*free)(struct backend *be); /* destroys the backend */
+    /* Between runs the workers stay awake until told otherwise: for who must answer within microseconds.
+     * NULL: there are none. */
+    void (*awake)(struct backend *be, bool is_awake);
 
     /* For devices with their own memory and queue; all NULL on the CPU.
      * begin  before the first run() of a step: brings its tables to the device
@@ -260,6 +264,7 @@ struct backend_ops {
      * wait   until the device has done what was asked (for clocks around single ops)
      * host_new  host memory that the device's copies reach without a detour; NULL: none left
      * read_later  like read() into such memory, but only after end() it has arrived
+ * write_later  like write() from such memory, which must stay as it is until end() or wait()
      * run_all  all ops of the prepared plan, between begin and end; the same results as run() on each,
      *        faster. Not with a route_hook. */
     enum status (*begin)(struct backend *be, const struct step *step, struct error *err);
@@ -268,6 +273,7 @@ struct backend_ops {
     void *(*host_new)(struct backend *be, size_t n_bytes);
     void (*host_free)(struct backend *be, void *data);
     void (*read_later)(struct backend *be, void *host, const void *src, size_t n_bytes);
+    void (*write_later)(struct backend *be, void *dst, const void *host, size_t n_bytes);
     enum status (*run_all)(struct backend *be, const struct step *step,
                            const struct state_pools *state, struct error *err);
 
@@ -278,6 +284,16 @@ struct backend_ops {
     enum status (*experts_open)(struct backend *be, struct expert_home *home, struct error *err);
     enum status (*expert_insert)(struct backend *be, size_t layer, size_t expert, size_t slot,
                                  struct error *err);
+
+    /* For loading; each may be NULL (the two of pinning together).
+     * upload  like write(), while threads of `pool` (or NULL) share the work
+     * host_pin  the device's copies and kernels reach [data, data + n_bytes), which begins at a page's
+     *        border, at its own address, as if it were of host_new; false: that is not possible and
+     *        nothing has changed. host_unpin comes before the memory is freed. */
+    void (*upload)(struct backend *be, void *dst, const void *host, size_t n_bytes,
+                   struct pool *pool);
+    bool (*host_pin)(struct backend *be, void *data, size_t n_bytes);
+    void (*host_unpin)(struct backend *be, void *data);
 };
 
 struct backend {

@@ -62,6 +62,7 @@ struct pool {
     _Atomic uint32_t pending;  /* futex: workers that have not finished the region */
     _Atomic uint32_t sleepers; /* workers in futex_wait on epoch */
     _Atomic bool caller_sleeps;
+    _Atomic bool is_awake; /* nobody sleeps for want of work */
     _Atomic bool stop;
 };
 
@@ -136,28 +137,42 @@ static void run_share(const struct pool *p, size_t idx)
     }
 }
 
-/* Wait until *word differs from `old`. */
+/* One look of a thread that spins: how long is it worth it? `i` counts looks. */
+static bool spin_on(struct pool *p, unsigned i)
+{
+    unsigned yield_every = p->may_spin ? SPIN_YIELD_EVERY : 1;
+
+    relax();
+    if (i % yield_every == yield_every - 1) {
+        sched_yield();
+    }
+    return (p->may_spin && i < SPIN_ROUNDS) ||
+           atomic_load_explicit(&p->is_awake, memory_order_relaxed);
+}
+
+/* Wait until *word differs from `old`. Who is woken without that, by pool_awake, spins again. (Who goes
+ * to sleep just then is not seen by it; then the next region wakes him.) */
 static uint32_t wait_change(struct pool *p, _Atomic uint32_t *word, uint32_t old)
 {
     uint32_t now;
-    int rounds = p->may_spin ? SPIN_ROUNDS : 0;
 
-    for (int i = 0; i < rounds; i++) {
-        now = atomic_load_explicit(word, memory_order_acquire);
+    for (;;) {
+        for (unsigned i = 0; spin_on(p, i); i++) {
+            now = atomic_load_explicit(word, memory_order_acquire);
+            if (now != old) {
+                return now;
+            }
+        }
+        atomic_fetch_add(&p->sleepers, 1);
+        if (atomic_load(word) == old && !atomic_load(&p->is_awake)) {
+            futex_wait(word, old);
+        }
+        atomic_fetch_sub(&p->sleepers, 1);
+        now = atomic_load(word);
         if (now != old) {
             return now;
         }
-        relax();
-        if (i % SPIN_YIELD_EVERY == SPIN_YIELD_EVERY - 1) {
-            sched_yield();
-        }
     }
-    atomic_fetch_add(&p->sleepers, 1);
-    while ((now = atomic_load(word)) == old) {
-        futex_wait(word, old);
-    }
-    atomic_fetch_sub(&p->sleepers, 1);
-    return now;
 }
 
 static void *worker_main(void *arg)
@@ -181,15 +196,10 @@ static void *worker_main(void *arg)
 static void wait_workers(struct pool *p)
 {
     uint32_t left;
-    int rounds = p->may_spin ? SPIN_ROUNDS : 0;
 
-    for (int i = 0; i < rounds; i++) {
+    for (unsigned i = 0; spin_on(p, i); i++) {
         if (atomic_load_explicit(&p->pending, memory_order_acquire) == 0) {
             return;
-        }
-        relax();
-        if (i % SPIN_YIELD_EVERY == SPIN_YIELD_EVERY - 1) {
-            sched_yield();
         }
     }
     atomic_store(&p->caller_sleeps, true);
@@ -333,4 +343,15 @@ void pool_run(struct pool *p, size_t n, size_t grain, pool_fn *fn, void *ctx)
 void pool_run_even(struct pool *p, size_t n, size_t grain, pool_fn *fn, void *ctx)
 {
     run(p, n, grain, true, fn, ctx);
+}
+
+void pool_awake(struct pool *p, bool is_awake)
+{
+    if (!p) {
+        return;
+    }
+    atomic_store(&p->is_awake, is_awake);
+    if (is_awake && atomic_load(&p->sleepers) > 0) {
+        futex_wake(&p->epoch, POOL_THREADS_MAX);
+    }
 }

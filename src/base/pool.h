@@ -4,11 +4,13 @@
  * Idea:  workers spin for a few microseconds between regions, then sleep on a futex, and yield when
  *        there are more threads than cores, so that a decode step of hundreds of short regions pays
  *        about a microsecond each and an idle server costs nothing.
+ *        pool_awake() keeps them from sleeping.
  * Split: who is done early takes over from who is late, so which thread does which index differs from run
  *        to run; a result must not depend on it. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/status.h"
@@ -33,5 +35,10 @@ void pool_run(struct pool *pool, size_t n, size_t grain, pool_fn *fn, void *ctx)
 /* The same with one equal range for each thread, however long it takes: for measurements, and for work
  * that belongs to a thread. */
 void pool_run_even(struct pool *pool, size_t n, size_t grain, pool_fn *fn, void *ctx);
+
+/* Between regions workers spin without an end until this is called with false: for a caller that must answer
+ * within microseconds and knows how long. Where threads are more than cores they yield at every
+ * look. Any thread; pool == NULL: nothing. */
+void pool_awake(struct pool *pool, bool is_awake);
 
 #endif

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -172,6 +174,67 @@ static void test_others_take_over(void **state)
     pool_free(pool);
 }
 
+/* --- kept awake --- */
+
+static void test_awake(void **state)
+{
+    enum { REGIONS = 2000, N = 37 };
+
+    (void)state;
+    pool_awake(NULL, true);
+    for (size_t threads = 1; threads <= 5; threads += 2) { /* mostly more than cores */
+        size_t sums[5 * 64] = {0}, total = 0;
+        struct pool *pool;
+
+        assert_int_equal(pool_new(&pool, threads, NULL), OK);
+        usleep(5000); /* asleep by now */
+        for (int i = 0; i < REGIONS; i++) {
+            if (i % 50 == 0) {
+                pool_awake(pool, i % 100 == 0);
+                usleep(i % 400 == 0 ? 2000 : 0);
+            }
+            pool_run(pool, N, 1, add_range, sums);
+        }
+        pool_awake(pool, threads != 3); /* ends in either state */
+        pool_free(pool);
+        for (size_t t = 0; t < threads; t++) {
+            total += sums[t * 64];
+        }
+        assert_int_equal(total, (size_t)REGIONS * (N * (N - 1) / 2));
+    }
+}
+
+/* Processor time of the process in seconds. */
+static double cpu_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Awake workers use their cores, others do not. */
+static void test_awake_spins_and_stops(void **state)
+{
+    struct pool *pool;
+    double start, awake, asleep;
+
+    (void)state;
+    assert_int_equal(pool_new(&pool, 2, NULL), OK);
+    pool_awake(pool, true);
+    start = cpu_seconds();
+    usleep(100000);
+    awake = cpu_seconds() - start;
+    pool_awake(pool, false);
+    usleep(20000);
+    start = cpu_seconds();
+    usleep(100000);
+    asleep = cpu_seconds() - start;
+    assert_true(awake > 0.01); /* of 0.1, on a machine that others use too */
+    assert_true(asleep < 0.01);
+    pool_free(pool);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -180,6 +243,8 @@ int main(void)
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_set_threads),
         cmocka_unit_test(test_others_take_over),
+        cmocka_unit_test(test_awake),
+        cmocka_unit_test(test_awake_spins_and_stops),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -157,6 +157,11 @@ static void cpu_copy(struct backend *be, void *dst, const void *src, size_t n_by
     memmove(dst, src, n_bytes);
 }
 
+static void cpu_awake(struct backend *base, bool is_awake)
+{
+    pool_awake(((struct cpu_backend *)base)->pool, is_awake);
+}
+
 static void cpu_free(struct backend *base)
 {
     struct cpu_backend *be = (struct cpu_backend *)base;
@@ -181,6 +186,7 @@ static const struct backend_ops cpu_ops = {
     .read = cpu_copy, /* one memory: all three are the same */
     .write = cpu_copy,
     .free = cpu_free,
+    .awake = cpu_awake,
 };
 
 static const struct cpu_kernels *kernels_of(enum cpu_isa isa)

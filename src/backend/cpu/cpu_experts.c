@@ -7,7 +7,9 @@
  *        up as one list: long stretches of memory, the same for each. With more rows the threads split
  *        the experts' width and each walks all experts, which is even however skewed the routing is. In
  *        the second region they split the output columns.
- * Order: a row's sum runs over its choices in the order of idx, whatever the sorting did. */
+ * Order: a row's sum runs over its choices in the order of idx, whatever the sorting did.
+ * Home:  an op with a home (expert_home.h) is the host's part of a device's step: a choice of -1 is served
+ *        by the device and left out here. Without a home it is a fault, as any other wrong choice. */
 #include <string.h>
 
 #include "backend/cpu/cpu_internal.h"
@@ -67,7 +69,8 @@ static enum status experts_check(struct cpu_backend *be, struct op *op, struct e
     return rc;
 }
 
-/* Shared scratch of the op. A "slot" is one (row, choice) pair, numbered in the sorted order. */
+/* Shared scratch of the op. A "slot" is one (row, choice) pair that is ours, numbered in the sorted
+ * order. */
 struct experts_run {
     const struct cpu_backend *be;
     const struct op_experts *u;
@@ -83,7 +86,7 @@ struct experts_run {
     int32_t *first_slot; /* [n_experts + 1] */
     int32_t *active;     /* [n_active] experts that a row chose */
     int32_t *row_of;     /* [slots] */
-    int32_t *slot_of;    /* [n_rows][top_k] */
+    int32_t *slot_of;    /* [n_rows][top_k], -1: not ours */
 };
 
 static size_t experts_cut(struct experts_run *r, float *base, const struct cpu_backend *be,
@@ -157,11 +160,13 @@ static void sort_choices(struct experts_run *r)
 {
     const struct op_experts *u = r->u;
     const int32_t *idx = u->idx.data;
-    size_t n = r->n_slots;
+    size_t n = r->n_rows * u->top_k;
 
     memset(r->first_slot, 0, (u->n_experts + 1) * sizeof *r->first_slot);
     for (size_t i = 0; i < n; i++) {
-        r->first_slot[idx[i] + 1]++;
+        if (idx[i] >= 0) {
+            r->first_slot[idx[i] + 1]++;
+        }
     }
     r->n_active = 0;
     for (size_t e = 0; e < u->n_experts; e++) {
@@ -170,11 +175,12 @@ static void sort_choices(struct experts_run *r)
         }
         r->first_slot[e + 1] += r->first_slot[e];
     }
+    r->n_slots = (size_t)r->first_slot[u->n_experts];
     for (size_t i = 0; i < n; i++) {
-        int32_t slot = r->first_slot[idx[i]]++;
-
-        r->row_of[slot] = (int32_t)(i / u->top_k);
-        r->slot_of[i] = slot;
+        r->slot_of[i] = idx[i] < 0 ? -1 : r->first_slot[idx[i]]++;
+        if (r->slot_of[i] >= 0) {
+            r->row_of[r->slot_of[i]] = (int32_t)(i / u->top_k);
+        }
     }
     for (size_t e = u->n_experts; e > 0; e--) { /* each start has moved to its end */
         r->first_slot[e] = r->first_slot[e - 1];
@@ -290,9 +296,12 @@ static void outer_columns(void *ctx, size_t begin, size_t end, size_t thread)
 
         memset(out, 0, (end - begin) * sizeof *out);
         for (size_t j = 0; j < u->top_k; j++) {
-            size_t slot = (size_t)r->slot_of[i * u->top_k + j];
+            int32_t slot = r->slot_of[i * u->top_k + j];
 
-            r->be->kernels->axpy(out, prob[j], r->down + slot * cols + begin, end - begin);
+            if (slot >= 0) {
+                r->be->kernels->axpy(out, prob[j], r->down + (size_t)slot * cols + begin,
+                                     end - begin);
+            }
         }
     }
 }
@@ -306,12 +315,20 @@ static void write_slots(void *ctx, size_t begin, size_t end, size_t thread)
 
     for (size_t i = begin; i < end; i++) {
         const int32_t *slot = r->slot_of + i * u->top_k;
+        const float *made = NULL;
 
-        cpu_input_write(r->be, &r->in_form, r->in, (size_t)slot[0],
-                        (const float *)u->in.data + i * u->in.cols, cpu_scratch(r->be, thread));
-        for (size_t j = 1; j < u->top_k; j++) {
-            memcpy(r->in + (size_t)slot[j] * row_floats, r->in + (size_t)slot[0] * row_floats,
-                   row_floats * sizeof *r->in);
+        for (size_t j = 0; j < u->top_k; j++) {
+            if (slot[j] < 0) {
+                continue;
+            }
+            if (made) {
+                memcpy(r->in + (size_t)slot[j] * row_floats, made, row_floats * sizeof *made);
+            } else {
+                cpu_input_write(r->be, &r->in_form, r->in, (size_t)slot[j],
+                                (const float *)u->in.data + i * u->in.cols,
+                                cpu_scratch(r->be, thread));
+                made = r->in + (size_t)slot[j] * row_floats;
+            }
         }
     }
 }
@@ -344,11 +361,11 @@ static enum status experts_run(struct cpu_backend *be, const struct op *op, cons
     const struct op_experts *u = &op->u.experts;
     struct experts_run r = {.be = be, .u = u, .n_rows = cpu_op_rows(op, step)};
     const int32_t *idx = u->idx.data;
+    int32_t least = u->home ? -1 : 0;
 
     (void)state;
-    r.n_slots = r.n_rows * u->top_k;
-    for (size_t i = 0; i < r.n_slots; i++) {
-        if (idx[i] < 0 || (size_t)idx[i] >= u->n_experts) {
+    for (size_t i = 0; i < r.n_rows * u->top_k; i++) {
+        if (idx[i] < least || idx[i] >= (int32_t)u->n_experts) {
             return cpu_broken(err, op, "a choice is not an expert");
         }
     }

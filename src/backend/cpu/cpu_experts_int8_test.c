@@ -1,6 +1,7 @@
 /* cpu_experts_int8_test.c - routed experts with int8 activations: rows keep their bits in any company,
- * errors are bounded, a broken row breaks no other. */
+ * errors are bounded, a broken row breaks no other, choices of another are left out. */
 #include "backend/cpu/cpu_test_util.h"
+#include "backend/expert_home.h"
 
 enum { E = 8, TOP = 3, HIDDEN = 128, WIDTH = 192, ROWS_MAX = 33 };
 
@@ -66,13 +67,10 @@ static void inputs_free(struct inputs *in)
     free(in->idx);
 }
 
-/* Rows [first, first + n) of the inputs. */
-static float *run(struct backend *be, const struct layer *l, const struct inputs *in, size_t first,
-                  size_t n)
+/* The op over rows [first, first + n) of the inputs. */
+static struct op op_of(const struct layer *l, const struct inputs *in, size_t first, float *out)
 {
-    float *out = test_poisoned(n * HIDDEN);
     struct op op = {.kind = OP_EXPERTS};
-    struct step step = {.n_rows = n};
 
     op.u.experts = (struct op_experts){
         .in = test_operand(in->x + first * HIDDEN, HIDDEN, DTYPE_F32),
@@ -84,6 +82,16 @@ static float *run(struct backend *be, const struct layer *l, const struct inputs
         .top_k = TOP,
         .width = WIDTH,
     };
+    return op;
+}
+
+static float *run(struct backend *be, const struct layer *l, const struct inputs *in, size_t first,
+                  size_t n)
+{
+    float *out = test_poisoned(n * HIDDEN);
+    struct op op = op_of(l, in, first, out);
+    struct step step = {.n_rows = n};
+
     test_prepare(be, &op, n);
     test_run(be, &op, &step, NULL);
     return out;
@@ -197,12 +205,67 @@ static void a_row_that_is_not_finite_stays_so(void **state)
     }
 }
 
+/* With a home a choice of -1 adds nothing, bit for bit as one of weight 0; without one
+ * it is a fault. */
+static void choices_of_the_device_are_left_out(void **state)
+{
+    static const size_t rows[] = {1, 2, 8};
+    static const struct expert_home home;
+    enum cpu_isa isas[TEST_ISAS];
+    size_t n_isas = test_isas(isas);
+    uint64_t seed = 71;
+
+    (void)state;
+    for (size_t c = 0; c < n_isas * N_KINDS * 3; c++) {
+        size_t n = rows[c % 3];
+        enum cpu_activations activations = c % 2 ? CPU_ACTIVATIONS_INT8 : CPU_ACTIVATIONS_F32;
+        struct backend *be = test_backend_with(isas[c / (3 * N_KINDS)], 2, activations);
+        struct step step = {.n_rows = n};
+        struct layer l;
+        struct inputs in;
+        float *want, *out = test_poisoned(n * HIDDEN);
+        struct op op;
+        struct error err;
+
+        layer_make(&l, KINDS[c / 3 % N_KINDS], &seed);
+        in = inputs_new(&seed);
+        for (size_t i = 0; i < n * TOP; i++) { /* the last row keeps none if there are several */
+            bool is_gone = i % 2 || (n > 1 && i / TOP == n - 1);
+
+            in.prob[i] = is_gone ? 0 : in.prob[i];
+        }
+        want = run(be, &l, &in, 0, n);
+        for (size_t i = 0; i < n * TOP; i++) {
+            in.idx[i] = in.prob[i] == 0 ? -1 : in.idx[i];
+            in.prob[i] = in.prob[i] == 0 ? NAN : in.prob[i];
+        }
+        op = op_of(&l, &in, 0, out);
+        test_prepare(be, &op, n);
+        assert_int_equal(be->ops->run(be, &op, &step, NULL, &err), ERR_INTERNAL);
+        op.u.experts.home = &home;
+        test_run(be, &op, &step, NULL);
+        for (size_t i = 0; i < n * HIDDEN; i++) {
+            assert_true(out[i] == want[i]);
+        }
+        in.idx[0] = -2;
+        assert_int_equal(be->ops->run(be, &op, &step, NULL, &err), ERR_INTERNAL);
+        in.idx[0] = E;
+        assert_int_equal(be->ops->run(be, &op, &step, NULL, &err), ERR_INTERNAL);
+        free(out);
+        free(want);
+        inputs_free(&in);
+        layer_release(&l);
+        be->ops->free(be);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_do_not_depend_on_company),
         cmocka_unit_test(the_error_is_bounded),
         cmocka_unit_test(a_row_that_is_not_finite_stays_so),
+        cmocka_unit_test(choices_of_the_device_are_left_out),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
