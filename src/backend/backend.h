@@ -264,7 +264,7 @@ struct backend_ops {
      * wait   until the device has done what was asked (for clocks around single ops)
      * host_new  host memory that the device's copies reach without a detour; NULL: none left
      * read_later  like read() into such memory, but only after end() it has arrived
- * write_later  like write() from such memory, which must stay as it is until end() or wait()
+     * write_later  like write() from such memory, which must stay as it is until end() or wait()
      * run_all  all ops of the prepared plan, between begin and end; the same results as run() on each,
      *        faster. Not with a route_hook. */
     enum status (*begin)(struct backend *be, const struct step *step, struct error *err);

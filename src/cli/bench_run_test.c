@@ -249,6 +249,60 @@ static void test_little_memory(void **state)
     machine_probe_close(&p);
 }
 
+/* ---- the link, to a stand-in of a card ---- */
+
+static bool stand_in_is_full;
+
+static void *stand_in_new(struct backend *be, size_t n_bytes)
+{
+    (void)be;
+    return stand_in_is_full ? NULL : calloc(n_bytes, 1);
+}
+
+static void stand_in_free(struct backend *be, void *data)
+{
+    (void)be;
+    free(data);
+}
+
+/* A tenth of it: the test need not last. */
+static void stand_in_write(struct backend *be, void *dst, const void *host, size_t n_bytes)
+{
+    (void)be;
+    memcpy(dst, host, n_bytes / 10);
+}
+
+static enum status stand_in_wait(struct backend *be, struct error *err)
+{
+    (void)be;
+    (void)err;
+    return OK;
+}
+
+static void test_link(void **state)
+{
+    const struct backend_ops ops = {.buffer_new = stand_in_new,
+                                    .buffer_free = stand_in_free,
+                                    .host_new = stand_in_new,
+                                    .host_free = stand_in_free,
+                                    .write_later = stand_in_write,
+                                    .wait = stand_in_wait};
+    struct backend be = {.ops = &ops};
+    struct machine_probe p;
+    struct link_bounds b;
+    struct error err = {0};
+
+    (void)state;
+    assert_int_equal(machine_probe_open(&p, PROBE_BYTES, NULL, &err), OK);
+    assert_int_equal(link_bounds_measure(&b, &be, &p, "scalar", PROBE_BYTES, NULL, &err), OK);
+    assert_true(b.link_bytes_s > 0 && b.cpu_bytes_s > 0 && b.cpu_shared_bytes_s > 0);
+    assert_true(b.link_shared_bytes_s >= 0 && b.link_shared_bytes_s <= b.link_bytes_s);
+    stand_in_is_full = true;
+    assert_int_equal(link_bounds_measure(&b, &be, &p, "scalar", PROBE_BYTES, NULL, &err),
+                     ERR_NO_MEMORY);
+    machine_probe_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_profile),
         cmocka_unit_test(test_cases_that_do_not_fit),
         cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_link),
     };
     return cmocka_run_group_tests_name("bench_run", tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* machine_bounds.c - see machine_bounds.h. */
 #include "cli/machine_bounds.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -246,5 +247,135 @@ enum status card_bounds_measure(struct machine_bounds *out, struct backend *be, 
     }
     rc = card_copies(&out->memory_bytes_s, be, data, n / 2, err);
     be->ops->buffer_free(be, data);
+    return rc;
+}
+
+/* ---- the link ---- */
+
+enum {
+    LINK_PIECE = 4 << 20, /* of a copy: far more than its own cost, few enough for a queue */
+    LINK_PIECES_LEAST = 256,
+    LINK_PIECES_MAX = 900,   /* the driver's queue takes about a thousand */
+    LINK_TARGET = 64 << 20,  /* on the card */
+    LINK_SOURCE = 512 << 20, /* pinned: more than the card's reads find in the CPU's cache */
+    LINK_SOURCE_LEAST = LINK_PIECE,
+    LINK_PASSES = 3
+};
+
+static const double LINK_OUTLASTS = 2.2;
+
+struct link {
+    struct backend *be;
+    uint8_t *source, *target;
+    size_t source_bytes, target_bytes;
+};
+
+static void link_close(struct link *l)
+{
+    if (l->source) {
+        l->be->ops->host_free(l->be, l->source);
+    }
+    if (l->target) {
+        l->be->ops->buffer_free(l->be, l->target);
+    }
+}
+
+static enum status link_open(struct link *l, struct backend *be, size_t bytes_max,
+                             struct error *err)
+{
+    *l = (struct link){.be = be, .source_bytes = LINK_SOURCE, .target_bytes = LINK_TARGET};
+    while (bytes_max > 0 && l->source_bytes > bytes_max && l->source_bytes > LINK_SOURCE_LEAST) {
+        l->source_bytes /= 2;
+    }
+    l->source = be->ops->host_new(be, l->source_bytes);
+    while (!l->source && l->source_bytes > LINK_SOURCE_LEAST) {
+        l->source_bytes /= 2;
+        l->source = be->ops->host_new(be, l->source_bytes);
+    }
+    l->target = be->ops->buffer_new(be, l->target_bytes);
+    while (!l->target && l->target_bytes > LINK_PIECE) {
+        l->target_bytes /= 2;
+        l->target = be->ops->buffer_new(be, l->target_bytes);
+    }
+    if (l->source && l->target) {
+        return OK;
+    }
+    return error_set(err, ERR_NO_MEMORY, "no memory %s to measure the link to the card",
+                     l->source ? "is left on the card" : "can be pinned");
+}
+
+static void link_copy(const struct link *l, size_t n_pieces)
+{
+    for (size_t i = 0; i < n_pieces; i++) {
+        l->be->ops->write_later(l->be, l->target + i * LINK_PIECE % l->target_bytes,
+                                l->source + i * LINK_PIECE % l->source_bytes, LINK_PIECE);
+    }
+}
+
+static enum status link_alone(double *rate, const struct link *l, size_t n_pieces,
+                              struct error *err)
+{
+    uint64_t start = clock_now_ns();
+    enum status rc;
+
+    link_copy(l, n_pieces);
+    rc = l->be->ops->wait(l->be, err);
+    *rate = (double)n_pieces * LINK_PIECE / clock_seconds_since(start);
+    return rc;
+}
+
+/* So many pieces that they outlast the reads, even where these are slowed down. */
+static size_t link_pieces(const struct link_bounds *b, const struct measure *m, size_t n_bytes)
+{
+    double read_s = (double)n_bytes * (double)m->times / b->cpu_bytes_s;
+    double pieces = LINK_OUTLASTS * read_s * b->link_bytes_s / LINK_PIECE;
+
+    return pieces > LINK_PIECES_MAX ? LINK_PIECES_MAX : size_max((size_t)pieces, LINK_PIECES_LEAST);
+}
+
+/* The copies outlast the reads, and what travels before and after the reads does so at the rate that
+ * copies have alone; so no second clock is needed. */
+static enum status link_shared(struct link_bounds *b, const struct link *l, struct measure *m,
+                               size_t n_bytes, struct pool *pool, struct error *err)
+{
+    size_t n_pieces = link_pieces(b, m, n_bytes);
+    uint64_t start = clock_now_ns();
+    double cpu, link, read_s, alone_s;
+    enum status rc;
+
+    link_copy(l, n_pieces);
+    cpu = read_once(m, n_bytes, pool);
+    read_s = (double)n_bytes * (double)m->times / cpu;
+    rc = l->be->ops->wait(l->be, err);
+    alone_s = clock_seconds_since(start) - read_s;
+    link = ((double)n_pieces * LINK_PIECE - b->link_bytes_s * alone_s) / read_s;
+    link = fmax(fmin(link, b->link_bytes_s), 0);
+    if (rc == OK && cpu + link > b->cpu_shared_bytes_s + b->link_shared_bytes_s) {
+        b->cpu_shared_bytes_s = cpu;
+        b->link_shared_bytes_s = link;
+    }
+    return rc;
+}
+
+enum status link_bounds_measure(struct link_bounds *out, struct backend *be,
+                                const struct machine_probe *p, const char *isa,
+                                size_t pinned_bytes_max, struct pool *pool, struct error *err)
+{
+    struct measure m = {.loops = loops_for(isa), .data = p->buffer};
+    struct link l;
+    enum status rc = link_open(&l, be, pinned_bytes_max, err);
+
+    *out = (struct link_bounds){0};
+    for (int pass = 0; pass < LINK_PASSES && rc == OK; pass++) {
+        double rate;
+
+        rc = link_alone(&rate, &l, LINK_PIECES_LEAST, err);
+        out->link_bytes_s = fmax(rate, out->link_bytes_s);
+    }
+    out->cpu_bytes_s = read_rate(&m, p->n_bytes, 1, pool); /* leaves the best pattern in m */
+    for (int pass = 0; pass < LINK_PASSES && rc == OK; pass++) {
+        rc = link_shared(out, &l, &m, p->n_bytes, pool, err);
+    }
+    link_close(&l);
     return rc;
 }

@@ -46,4 +46,20 @@ void machine_bounds_measure(struct machine_bounds *out, const struct machine_pro
  * both count. The arithmetic is not measured (0). Takes 2 GiB for a moment; less where less is free. */
 enum status card_bounds_measure(struct machine_bounds *out, struct backend *be, struct error *err);
 
+/* The two ways to what is in host memory only: a card's link and the CPU. Both read the same memory, so
+ * that together they reach less than the sum of each alone. */
+struct link_bounds {
+    double link_bytes_s, cpu_bytes_s; /* each alone */
+    /* Both at the same time */
+    double link_shared_bytes_s, cpu_shared_bytes_s;
+};
+
+/* Copies from pinned memory to the card of `be`, reads of the probe's buffer by the pool's present threads,
+ * and both at once. pinned_bytes_max: how much memory may be pinned for it, for a moment (0: no limit).
+ * Takes 64 MiB of the card at the most. ERR_NO_MEMORY: nothing could be pinned, or the card is full. About
+ * half a second. */
+enum status link_bounds_measure(struct link_bounds *out, struct backend *be,
+                                const struct machine_probe *p, const char *isa,
+                                size_t pinned_bytes_max, struct pool *pool, struct error *err);
+
 #endif

@@ -452,6 +452,22 @@ static void read_later(struct backend *base, void *host, const void *src, size_t
     }
 }
 
+static void write_later(struct backend *base, void *dst, const void *host, size_t n_bytes)
+{
+    struct cuda_backend *be = backend_of(base);
+    struct error err;
+    enum status rc = cuda_enter(be, &err);
+
+    if (rc == OK) {
+        rc = cuda_result(
+            be, be->drv->memcpy_htod_async((CUdeviceptr)(uintptr_t)dst, host, n_bytes, be->stream),
+            &err, "cuMemcpyHtoDAsync of %zu bytes", n_bytes);
+    }
+    if (rc != OK) {
+        copy_failed(be, &err);
+    }
+}
+
 static const struct backend_ops cuda_ops = {
     .name = "cuda",
     .check = check,
@@ -469,6 +485,7 @@ static const struct backend_ops cuda_ops = {
     .host_new = host_new,
     .host_free = host_free,
     .read_later = read_later,
+    .write_later = write_later,
     .run_all = run_all,
 };
 
