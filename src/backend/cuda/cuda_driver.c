@@ -65,7 +65,12 @@ static const struct symbol symbols[] = {
     SYMBOL("cuFuncSetAttribute", func_set_attribute),
     SYMBOL("cuLaunchKernelEx", launch_kernel_ex),
     OPTIONAL("cuDeviceGetPCIBusId", device_get_pci_bus_id),
-    OPTIONAL("cuFuncLoad", func_load), /* 12.4 */
+    OPTIONAL("cuFuncLoad", func_load), /* 12.4, as the next three */
+    OPTIONAL("cuModuleGetFunctionCount", module_get_function_count),
+    OPTIONAL("cuModuleEnumerateFunctions", module_enumerate_functions),
+    OPTIONAL("cuFuncGetName", func_get_name),
+    OPTIONAL("cuMemHostRegister_v2", mem_host_register),
+    OPTIONAL("cuMemHostUnregister", mem_host_unregister),
 };
 
 struct cuda_driver *cuda_driver_open_from(const char *library, struct error *err)

@@ -33,10 +33,14 @@ enum {
 /* Arguments of the calls below. */
 enum {
     CUDA_ATTRIBUTE_MULTIPROCESSORS = 16, /* of a device */
+    CUDA_ATTRIBUTE_CACHE_BYTES = 38,     /* of the second level */
     CUDA_ATTRIBUTE_CAPABILITY_MAJOR = 75,
     CUDA_ATTRIBUTE_CAPABILITY_MINOR = 76,
+    CUDA_ATTRIBUTE_REGISTERED_AT_HOST_ADDRESS = 91,
     CUDA_ATTRIBUTE_SHARED_OPTIN = 97,
     CUDA_FUNC_DYNAMIC_SHARED_MAX = 8, /* of a function */
+    CUDA_HOST_REGISTER_PORTABLE = 1,  /* of host memory */
+    CUDA_HOST_REGISTER_MAPPED = 2,
     CUDA_STREAM_NON_BLOCKING = 1,
     CUDA_EVENT_NO_TIMING = 2,
     CUDA_CAPTURE_RELAXED = 2,
@@ -106,6 +110,11 @@ struct cuda_driver {
     /* Not in every driver: NULL then. */
     CUresult (*device_get_pci_bus_id)(char *id, int n, CUdevice device);
     CUresult (*func_load)(CUfunction f);
+    CUresult (*module_get_function_count)(unsigned *count, CUmodule module);
+    CUresult (*module_enumerate_functions)(CUfunction *out, unsigned n, CUmodule module);
+    CUresult (*func_get_name)(const char **name, CUfunction f);
+    CUresult (*mem_host_register)(void *p, size_t n_bytes, unsigned flags);
+    CUresult (*mem_host_unregister)(void *p);
 };
 
 /* A table of libcuda.so.1's functions; NULL with ERR_UNSUPPORTED and why. _from: of another library, for

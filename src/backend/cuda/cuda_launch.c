@@ -102,6 +102,37 @@ enum status cuda_wait(struct cuda_backend *be, struct error *err)
 
 /* ---- modules ---- */
 
+/* Notes the functions of a module. Where that does not work (a driver before 12.4), they are asked for one by
+ * one, and tools that watch the driver count each wrong module as an error. */
+static void names_add(struct cuda_backend *be, CUmodule module)
+{
+    const struct cuda_driver *drv = be->drv;
+    struct cuda_private *own = be->own;
+    struct cuda_named *named;
+    CUfunction *functions;
+    unsigned n = 0;
+
+    if (!drv->module_get_function_count || !drv->module_enumerate_functions ||
+        !drv->func_get_name || drv->module_get_function_count(&n, module) != CUDA_SUCCESS_) {
+        return;
+    }
+    functions = calloc((size_t)n + 1, sizeof(CUfunction));
+    named = realloc(own->named, (own->n_named + n + 1) * sizeof *named);
+    own->named = named ? named : own->named;
+    if (functions && named &&
+        drv->module_enumerate_functions(functions, n, module) == CUDA_SUCCESS_) {
+        for (unsigned i = 0; i < n; i++) {
+            struct cuda_named *at = &own->named[own->n_named];
+
+            *at = (struct cuda_named){.function = functions[i]};
+            if (drv->func_get_name(&at->name, functions[i]) == CUDA_SUCCESS_ && at->name) {
+                own->n_named++;
+            }
+        }
+    }
+    free(functions);
+}
+
 enum status cuda_modules_load(struct cuda_backend *be, struct error *err)
 {
     /* The emulator has its kernels in the program and takes any image, so one without a name serves. */
@@ -132,6 +163,7 @@ enum status cuda_modules_load(struct cuda_backend *be, struct error *err)
             return rc;
         }
         own->n_modules = i + 1;
+        names_add(be, own->modules[i]);
     }
     return OK;
 }
@@ -148,20 +180,36 @@ void cuda_modules_free(struct cuda_backend *be)
         be->drv->module_unload(own->modules[i]);
     }
     free(own->modules);
+    free(own->named);
+}
+
+static CUresult look_up(struct cuda_backend *be, CUfunction *out, const char *name)
+{
+    const struct cuda_private *own = be->own;
+    CUresult r = CUDA_ERROR_NOT_FOUND_;
+
+    for (size_t i = 0; i < own->n_named; i++) {
+        if (strcmp(own->named[i].name, name) == 0) {
+            *out = own->named[i].function;
+            return CUDA_SUCCESS_;
+        }
+    }
+    for (size_t i = 0; r == CUDA_ERROR_NOT_FOUND_ && i < own->n_modules; i++) {
+        r = be->drv->module_get_function(out, own->modules[i], name);
+    }
+    return r;
 }
 
 static enum status find_function(struct cuda_backend *be, CUfunction *out, const char *name,
                                  struct error *err)
 {
-    for (size_t i = 0; i < be->own->n_modules; i++) {
-        CUresult r = be->drv->module_get_function(out, be->own->modules[i], name);
+    CUresult r = look_up(be, out, name);
 
-        if (r == CUDA_SUCCESS_ && be->drv->func_load) {
-            r = be->drv->func_load(*out); /* else its code may be fetched at the first launch */
-        }
-        if (r != CUDA_ERROR_NOT_FOUND_) {
-            return cuda_result(be, r, err, "finding the kernel '%s'", name);
-        }
+    if (r == CUDA_SUCCESS_ && be->drv->func_load) {
+        r = be->drv->func_load(*out); /* else its code may be fetched at the first launch */
+    }
+    if (r != CUDA_ERROR_NOT_FOUND_) {
+        return cuda_result(be, r, err, "finding the kernel '%s'", name);
     }
     return error_set(err, ERR_UNSUPPORTED, "the program has no kernel '%s'", name);
 }

@@ -5,16 +5,20 @@
  *        look at what is used, and after it again, because the driver hands out whole blocks.
  * Copy:  the card reads and writes pinned memory only at full speed, and only from there beside the
  *        processor. So uploads are filled into two halves in turn, one being filled while the other
- *        travels; downloads come in pieces, one being copied out while the next arrive. */
+ *        travels; downloads come in pieces, one being copied out while the next arrive. One thread
+ *        fills slower than the link takes: weights are filled in by a pool. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/cuda/cuda_private.h"
+#include "base/pool.h"
 #include "base/size.h"
 
 enum {
-    CHUNK_BYTES = 1 << 20,       /* of constants; larger ones have a chunk of their own */
-    WRITE_PIECE = 4 << 20,       /* so that a large upload starts to travel early */
+    CHUNK_BYTES = 1 << 20, /* of constants; larger ones have a chunk of their own */
+    WRITE_PIECE = 4 << 20, /* so that a large upload starts to travel early */
+    FILL_GRAIN = 64 << 10, /* of a piece, for one thread */
+    PAGE = 4096,
     READ_PIECE_LEAST = 64 << 10, /* below, a piece's own cost is more than what it hides */
 };
 
@@ -211,8 +215,21 @@ static enum status next_half(struct cuda_backend *be, struct error *err)
     return rc;
 }
 
-enum status cuda_write(struct cuda_backend *be, void *dst, const void *host, size_t n_bytes,
-                       struct error *err)
+struct fill {
+    uint8_t *piece;
+    const uint8_t *host;
+};
+
+static void fill_run(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    const struct fill *f = ctx;
+
+    (void)thread;
+    memcpy(f->piece + begin, f->host + begin, end - begin);
+}
+
+enum status cuda_upload(struct cuda_backend *be, void *dst, const void *host, size_t n_bytes,
+                        struct pool *pool, struct error *err)
 {
     struct cuda_private *own = be->own;
     enum status rc = OK;
@@ -220,21 +237,43 @@ enum status cuda_write(struct cuda_backend *be, void *dst, const void *host, siz
     for (size_t at = 0; rc == OK && at < n_bytes;) {
         size_t room = CUDA_WRITE_HALF - own->write_used;
         size_t n = size_min(size_min(n_bytes - at, room), WRITE_PIECE);
-        uint8_t *piece;
+        struct fill fill;
 
         if (room == 0) {
             rc = next_half(be, err);
             continue;
         }
-        piece = own->write_half[own->write_at] + own->write_used;
-        memcpy(piece, (const uint8_t *)host + at, n);
-        rc = cuda_result(be, be->drv->memcpy_htod_async(address_of(dst) + at, piece, n, be->stream),
-                         err, "cuMemcpyHtoDAsync of %zu bytes", n);
+        fill = (struct fill){own->write_half[own->write_at] + own->write_used,
+                             (const uint8_t *)host + at};
+        pool_run(pool, n, FILL_GRAIN, fill_run, &fill);
+        rc = cuda_result(
+            be, be->drv->memcpy_htod_async(address_of(dst) + at, fill.piece, n, be->stream), err,
+            "cuMemcpyHtoDAsync of %zu bytes", n);
         /* The next piece begins on a line of its own. */
         own->write_used = size_min((own->write_used + n + 63) & ~(size_t)63, CUDA_WRITE_HALF);
         at += n;
     }
     return rc;
+}
+
+enum status cuda_write(struct cuda_backend *be, void *dst, const void *host, size_t n_bytes,
+                       struct error *err)
+{
+    return cuda_upload(be, dst, host, n_bytes, NULL, err);
+}
+
+bool cuda_pin(struct cuda_backend *be, void *data, size_t n_bytes)
+{
+    int at_own_address = 0;
+
+    return be->drv->mem_host_register && be->drv->mem_host_unregister &&
+           (uintptr_t)data % PAGE == 0 &&
+           be->drv->device_get_attribute(&at_own_address, CUDA_ATTRIBUTE_REGISTERED_AT_HOST_ADDRESS,
+                                         be->device) == CUDA_SUCCESS_ &&
+           at_own_address &&
+           be->drv->mem_host_register(data, n_bytes,
+                                      CUDA_HOST_REGISTER_PORTABLE | CUDA_HOST_REGISTER_MAPPED) ==
+               CUDA_SUCCESS_;
 }
 
 struct download {

@@ -53,12 +53,17 @@ struct cuda_unit { /* of a plan: the ops from its place on that small decode ste
 struct cuda_private {
     struct cuda_driver *opened; /* the table, if it is ours */
     size_t memory_limit;        /* 0: none */
-    bool no_graphs, no_fusions;
+    bool no_graphs, no_fusions, no_ahead;
     bool is_lost; /* after an error that the driver does not come back from */
     struct error lost;
 
     CUmodule *modules;
     size_t n_modules;
+    struct cuda_named {
+        const char *name; /* the driver's */
+        CUfunction function;
+    } * named; /* all functions of the modules, as far as the driver lists them */
+    size_t n_named;
     struct cuda_loaded loaded[CUDA_FAMILIES_MAX];
     size_t n_loaded;
     bool is_capturing;
@@ -68,6 +73,7 @@ struct cuda_private {
     size_t n_ops;
     void **data;
     struct cuda_unit *units; /* [n_ops] */
+    struct ahead_args *ahead; /* [n_ops], cuda_ahead.c; or NULL */
     struct cuda_chunk *constants;
     float *hook_buffer; /* choices and probabilities on the host, for route_hook; or NULL */
 
@@ -128,6 +134,11 @@ enum status cuda_staging_new(struct cuda_backend *be, struct error *err);
 void cuda_staging_free(struct cuda_backend *be);
 enum status cuda_write(struct cuda_backend *be, void *dst, const void *host, size_t n_bytes,
                        struct error *err);
+/* The same with the threads of a pool. */
+enum status cuda_upload(struct cuda_backend *be, void *dst, const void *host, size_t n_bytes,
+                        struct pool *pool, struct error *err);
+/* Whether the card's copies and kernels now reach the memory at its own address. */
+bool cuda_pin(struct cuda_backend *be, void *data, size_t n_bytes);
 enum status cuda_read(struct cuda_backend *be, void *host, const void *src, size_t n_bytes,
                       struct error *err);
 

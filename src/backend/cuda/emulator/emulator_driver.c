@@ -20,6 +20,8 @@ enum {
     ERROR_INVALID_DEVICE = 101,
     ERROR_INVALID_HANDLE = 400,
     ERROR_LAUNCH_FAILED = 719,
+    ERROR_ALREADY_PINNED = 712,
+    ERROR_NOT_PINNED = 713,
     ERROR_NOT_SUPPORTED = 801,
     ERROR_CAPTURE_UNSUPPORTED = 900,
 };
@@ -34,6 +36,7 @@ enum {
     RED_ZONE = 0xa5,
     POISON = 0xff, /* new memory: NaN in every float type */
     WRITTEN_EACH = 64,
+    PINNED_MAX = 64,           /* registered pieces of host memory */
     OPERAND = 0xffffffff,      /* instead of a launch's number */
     HOST_POISON_MAX = 1 << 20, /* of pinned memory; staging buffers are large and mostly unused */
 };
@@ -90,6 +93,10 @@ static struct {
     bool waited_first; /* the last launch */
     struct allocation *allocations, *last_found;
     struct CUfunc_st *functions;
+    struct pinned {
+        uintptr_t at;
+        size_t n_bytes; /* 0: a free place */
+    } pinned[PINNED_MAX];
     char failure[2048];
 } card = {.sm = 90};
 
@@ -117,6 +124,10 @@ static const struct {
     {ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {CUDA_ERROR_NOT_FOUND_, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", card.failure},
+    {ERROR_ALREADY_PINNED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
+    {ERROR_NOT_PINNED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+     "pointer does not correspond to a registered memory region"},
     {ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {ERROR_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
      "operation not permitted when stream is capturing"},
@@ -221,6 +232,9 @@ static CUresult device_get_attribute(int *value, int attribute, CUdevice device)
         break;
     case CUDA_ATTRIBUTE_CAPABILITY_MINOR:
         *value = card.sm % 10;
+        break;
+    case CUDA_ATTRIBUTE_REGISTERED_AT_HOST_ADDRESS:
+        *value = 1;
         break;
     case CUDA_ATTRIBUTE_SHARED_OPTIN:
         *value = (int)shared_optin();
@@ -350,6 +364,41 @@ static CUresult mem_free_host(void *p)
 {
     free(p);
     return CUDA_SUCCESS_;
+}
+
+static CUresult mem_host_register(void *p, size_t n_bytes, unsigned flags)
+{
+    uintptr_t at = (uintptr_t)p;
+    size_t free_place = PINNED_MAX;
+
+    if (n_bytes == 0 || flags != (CUDA_HOST_REGISTER_PORTABLE | CUDA_HOST_REGISTER_MAPPED)) {
+        return ERROR_INVALID_VALUE;
+    }
+    for (size_t i = 0; i < PINNED_MAX; i++) {
+        const struct pinned *other = &card.pinned[i];
+
+        if (other->n_bytes == 0) {
+            free_place = i;
+        } else if (at < other->at + other->n_bytes && other->at < at + n_bytes) {
+            return ERROR_ALREADY_PINNED;
+        }
+    }
+    if (free_place == PINNED_MAX) {
+        return CUDA_ERROR_OUT_OF_MEMORY_;
+    }
+    card.pinned[free_place] = (struct pinned){at, n_bytes};
+    return CUDA_SUCCESS_;
+}
+
+static CUresult mem_host_unregister(void *p)
+{
+    for (size_t i = 0; i < PINNED_MAX; i++) {
+        if (card.pinned[i].n_bytes > 0 && card.pinned[i].at == (uintptr_t)p) {
+            card.pinned[i].n_bytes = 0;
+            return CUDA_SUCCESS_;
+        }
+    }
+    return ERROR_NOT_PINNED;
 }
 
 /* Whether [p, p + n) is in one allocation. */
@@ -836,6 +885,8 @@ const struct cuda_driver *cuda_emulator_driver_sm(int sm)
         .mem_free = mem_free,
         .mem_host_alloc = mem_host_alloc,
         .mem_free_host = mem_free_host,
+        .mem_host_register = mem_host_register,
+        .mem_host_unregister = mem_host_unregister,
         .memcpy_htod_async = memcpy_htod_async,
         .memcpy_dtoh_async = memcpy_dtoh_async,
         .memcpy_dtod_async = memcpy_dtod_async,
