@@ -120,7 +120,7 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
         rc = dense_quantise(&m->weights, &m->spec, m->options.pool, progress, err);
     }
     if (rc == OK) {
-        rc = weights_upload(&m->weights, &m->spec, m->be, progress, err);
+        rc = weights_upload(&m->weights, &m->spec, m->be, m->options.pool, progress, err);
     }
     if (rc == OK) {
         rc = op_plan_build(&m->plan, m->be, &m->spec, &m->weights, &m->dtypes, &plan, err);

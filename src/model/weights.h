@@ -34,6 +34,10 @@ struct expert_arena {
     uint8_t *base; /* expert e is at base + e * block.n_bytes */
     size_t n_experts;
     matrix_slot expert0; /* as in moe_spec: tells whose experts these are */
+    /* Of weights_overflow.h: the experts stay in host memory, where the device reads them. */
+    bool stays;
+    bool is_pinned; /* base is ours and pinned by the device; else it is of the device's host_new */
+    size_t home_layer; /* 0-based among those that stay */
 };
 
 struct model_weights {
@@ -43,9 +47,10 @@ struct model_weights {
     size_t block_bytes;
     struct expert_arena *arenas; /* one for each layer whose experts are quantised alike */
     size_t n_arenas;
-    uint8_t *int8_block; /* of dense_quant.h */
+    const uint8_t **overflowing; /* [those that stay] -> their base */
+    uint8_t *int8_block;         /* of dense_quant.h */
     size_t int8_bytes;
-    struct backend *be; /* of weights_upload.h: whose memory the device buffers are */
+    struct backend *be; /* of weights_upload.h: whose memory the device buffers and arenas are */
     void **device_buffers;
     size_t n_device_buffers;
     struct weight tied_head; /* WEIGHT_NONE: the head is matrices[spec->head] */
@@ -61,6 +66,9 @@ enum status weights_load(struct model_weights *out, const struct model_spec *spe
                          const struct checkpoint *ck, struct pool *pool, const struct log *log,
                          struct progress *progress, struct error *err);
 void weights_release(struct model_weights *w);
+
+/* The arena that these experts (moe_spec.expert0) are in; NULL: none. */
+struct expert_arena *weights_arena_of(const struct model_weights *w, matrix_slot expert0);
 
 /* Lines for print-outs: matrices and bytes by class and form; what was skipped. */
 void weights_print_classes(const struct model_weights *w, const struct model_spec *spec,

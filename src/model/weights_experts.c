@@ -57,6 +57,19 @@ static bool layer_shape(struct expert_shape *shape, const struct moe_spec *moe,
     return true;
 }
 
+void weights_view_experts(struct model_weights *w, const struct expert_arena *a)
+{
+    struct weight *m = &w->matrices[a->expert0];
+
+    for (size_t e = 0; e < a->n_experts; e++, m += 3) {
+        struct expert_weights view = expert_block_view(&a->block, a->base + e * a->block.n_bytes);
+
+        m[0] = view.gate;
+        m[1] = view.up;
+        m[2] = view.down;
+    }
+}
+
 static enum status arena_make(struct expert_arena *a, struct model_weights *w, bool *is_placed,
                               const struct moe_spec *moe, const struct expert_shape *shape,
                               struct error *err)
@@ -74,13 +87,9 @@ static enum status arena_make(struct expert_arena *a, struct model_weights *w, b
         return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for the experts of a layer",
                          n_bytes >> 20);
     }
-    for (size_t e = 0; e < a->n_experts; e++, slot += 3) {
-        struct expert_weights view = expert_block_view(&a->block, a->base + e * a->block.n_bytes);
-
-        w->matrices[slot] = view.gate;
-        w->matrices[slot + 1] = view.up;
-        w->matrices[slot + 2] = view.down;
-        is_placed[slot] = is_placed[slot + 1] = is_placed[slot + 2] = true;
+    weights_view_experts(w, a);
+    for (size_t i = 0; i < 3 * a->n_experts; i++) {
+        is_placed[slot + i] = true;
     }
     return OK;
 }
@@ -123,9 +132,30 @@ enum status weights_place_experts(struct model_weights *w, bool *is_placed,
 void weights_release_experts(struct model_weights *w)
 {
     for (size_t i = 0; i < w->n_arenas; i++) {
-        free(w->arenas[i].base);
+        struct expert_arena *a = &w->arenas[i];
+
+        if (a->stays && !a->is_pinned) {
+            w->be->ops->host_free(w->be, a->base);
+            continue;
+        }
+        if (a->is_pinned) {
+            w->be->ops->host_unpin(w->be, a->base);
+        }
+        free(a->base);
     }
     free(w->arenas);
+    free(w->overflowing);
     w->arenas = NULL;
+    w->overflowing = NULL;
     w->n_arenas = 0;
+}
+
+struct expert_arena *weights_arena_of(const struct model_weights *w, matrix_slot expert0)
+{
+    for (size_t i = 0; i < w->n_arenas; i++) {
+        if (w->arenas[i].expert0 == expert0) {
+            return &w->arenas[i];
+        }
+    }
+    return NULL;
 }

@@ -13,4 +13,7 @@ enum status weights_place_experts(struct model_weights *w, bool *is_placed,
                                   struct error *err);
 void weights_release_experts(struct model_weights *w);
 
+/* Lets the matrices of the arena's experts be views of its blocks where these are now. */
+void weights_view_experts(struct model_weights *w, const struct expert_arena *a);
+
 #endif

@@ -1,0 +1,22 @@
+/* weights_overflow.h - experts that stay in host memory, where a device reads them in place.
+ *
+ * Place: model; after loading (and dense_quant.h), before weights_upload.h. */
+#ifndef MODEL_WEIGHTS_OVERFLOW_H
+#define MODEL_WEIGHTS_OVERFLOW_H
+
+#include "backend/backend.h"
+#include "base/progress.h"
+#include "base/status.h"
+#include "model/weights.h"
+#include "offload/offload.h"
+
+/* Marks the arenas of layers with may_overflow [spec->n_layers] (NULL: of all that have experts), and makes
+ * their memory reachable for be: pinned where it is, or copied to memory of host_new. Fills *shape but for
+ * its activations; n_layers is 0 when no layer overflows. shape->blocks is w's.
+ * ERR_UNSUPPORTED: be cannot, or a layer's experts have no blocks or others than the layers before.
+ * ERR_NO_MEMORY says how much could be pinned; w can only be released then. progress may be NULL. */
+enum status weights_overflow(struct offload_shape *shape, struct model_weights *w,
+                             const struct model_spec *spec, const bool *may_overflow,
+                             struct backend *be, struct progress *progress, struct error *err);
+
+#endif
