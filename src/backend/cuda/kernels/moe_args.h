@@ -2,7 +2,8 @@
  *
  * Place: backend/cuda/kernels; C and device code. Filled by cuda_fuse_moe.c.
  * Order: moe_in_*    norm, the router's logits; beside them the shared expert up to its product
- *        moe_gate_*  the choice; gate and up of the chosen experts
+ *        moe_choose  the choice
+ *        moe_gate_*  gate and up of the chosen experts
  *        moe_down_*  the experts' down, the shared expert's, the sums, the check */
 #ifndef BACKEND_CUDA_MOE_ARGS_H
 #define BACKEND_CUDA_MOE_ARGS_H
@@ -14,9 +15,7 @@ enum {
     MOE_THREADS = 256,
     MOE_WARPS = MOE_THREADS / 32,
     MOE_MID_COLS = MOE_WARPS / 2, /* of a block: a warp for gate, one for up */
-    MOE_ROWS_MAX = 2, /* with more the ops one by one are faster, measured with 8 on an H200 */
-    MOE_TOP_K_MAX = 16,
-    MOE_EXPERTS_MAX = 256, /* whose probabilities a warp keeps in registers beside all else */
+    MOE_ROWS_MAX = 8,
 };
 
 enum moe_kind { MOE_BF16, MOE_F16, MOE_F32, MOE_INT8 };
@@ -46,16 +45,19 @@ struct moe_in_args {
     float *share_out; /* [rows] before the sigmoid */
 };
 
+/* One block; a warp per row. */
+struct moe_choose_args {
+    struct route_args route;
+};
+
 /* As experts_gate_up_decode_*. */
 struct moe_gate_args {
     struct experts_args experts;
-    struct route_args route; /* logits, and all that a choice takes */
 };
 
 /* Blocks of EXPERTS_DECODE_COLS columns. */
 struct moe_down_args {
     struct experts_args experts; /* .out: the residual, += */
-    struct route_args route;
     struct moe_matrix down;
     const float *mid;   /* [rows][shared_width] */
     const float *share; /* [rows] before the sigmoid, or NULL */

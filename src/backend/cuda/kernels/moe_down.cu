@@ -2,11 +2,10 @@
  * check.
  *
  * Place: backend/cuda/kernels; launched by cuda_fuse_moe.c after moe_gate.cu.
- * Early: as experts_decode.cuh says of the choices: the logits and the shared expert's product of gate and up
- *        were made by the kernel before the one before. So the choice is made, the weights are asked for and
- *        the shared expert is computed while gate and up of the routed ones still run. */
+ * Early: as experts_decode.cuh says of the choices: they and the shared expert's product of gate and up were
+ *        made by kernels before the one before. So the weights are asked for and the shared expert is
+ *        computed while gate and up of the routed ones still run. */
 #include "backend/cuda/kernels/experts_decode.cuh"
-#include "backend/cuda/kernels/moe_choose.cuh"
 #include "backend/cuda/kernels/moe_weights.cuh"
 
 enum {
@@ -123,33 +122,27 @@ DEVICE void residual_add(const struct moe_down_args *a, const struct down_block 
     }
 }
 
-template <int TYPE>
-DEVICE void moe_down(const struct moe_down_args *a, uint4 *dynamic, struct moe_choices *choices)
+template <int TYPE> DEVICE void moe_down(const struct moe_down_args *a, uint4 *dynamic)
 {
-    struct experts_args experts = a->experts;
     struct down_block b;
     float *shared;
 
     depend_launch();
     prefetch_columns(&a->down);
-    choose_all(choices, &a->route, false);
-    experts.idx = choices->idx;
-    experts.prob = choices->prob;
-    shared = down_start(&b, &experts, dynamic);
+    shared = down_start(&b, &a->experts, dynamic);
     shared_down_any(shared, a, b.n_rows);
-    down_scales(&b, &experts);
+    down_scales(&b, &a->experts);
     depend_wait();
-    down_products<TYPE>(&b, &experts);
+    down_products<TYPE>(&b, &a->experts);
     residual_add(a, &b, shared);
 }
 
 #define MOE_DOWN(name, type)                                                                       \
     KERNEL(name, moe_down_args, EXPERTS_DECODE_THREADS, 3)                                         \
     {                                                                                              \
-        SHARED struct moe_choices choices;                                                         \
         DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \
-        moe_down<type>(&a, dynamic, &choices);                                                     \
+        moe_down<type>(&a, dynamic);                                                               \
     }
 
 MOE_DOWN(moe_down_bf16, DTYPE_BF16)
