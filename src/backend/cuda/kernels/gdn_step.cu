@@ -9,6 +9,7 @@
  *         new one before all have read. Each draws a ticket when it has; who draws the last writes, and
  *         puts the tickets back. Their values are the same in every block, so the order of blocks does not
  *         show. The channels of values belong to one block. */
+#include "backend/cuda/kernels/ahead.cuh"
 #include "backend/cuda/kernels/delta_step.cuh"
 #include "backend/cuda/kernels/gdn_args.h"
 
@@ -116,6 +117,15 @@ DEVICE void state_zero(float (*S)[4])
     }
 }
 
+/* By the thread that has least to do otherwise. */
+DEVICE void gdn_ahead(const struct gdn_args &a)
+{
+    if ((int)threadIdx.x == DELTA_THREADS - 1) {
+        ahead_share(&a.ahead, (int)(blockIdx.y * gridDim.x + blockIdx.x),
+                    (int)(gridDim.x * gridDim.y));
+    }
+}
+
 KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
 {
     SHARED float mixed[3][DELTA_DIM]; /* query, key, value after the convolution */
@@ -136,7 +146,8 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     if ((int)blockIdx.y < a.conv.view.counts[STEP_SPANS]) {
         span = a.conv.view.spans[blockIdx.y];
     }
-    if (span.n_rows != 1) {
+    if (span.n_rows != 1 || h >= a.delta.nv) {
+        gdn_ahead(a);
         depend_wait(); /* the next kernel takes our end for theirs */
         return;
     }
@@ -155,6 +166,7 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     } else {
         state_zero(S);
     }
+    gdn_ahead(a);
     depend_wait();
 
     if (has_channels) {
