@@ -295,7 +295,12 @@ enum status model_step(struct model *m, const struct model_span *spans, size_t n
     }
     step.route_hook = o->route_hook;
     step.route_ctx = o->route_ctx;
-    step.n_spans = n_spans;
+    step.forced_idx = o->forced_idx;
+    step.forced_next = o->forced_next;
+    if (o->forced_idx && !m->be->ops->run_all) {
+        return error_set(err, ERR_UNSUPPORTED, "on the %s nothing but a hook replaces choices",
+                         m->be->ops->name);
+    }
     rc = step_run(m, &step, o, err);
     if (rc != OK) {
         return rc;

@@ -88,6 +88,9 @@ struct model_step_options {
     bool want_margins;
     route_hook_fn *route_hook; /* or NULL; see backend.h */
     void *route_ctx;
+    /* For benchmarks on a device whose backend runs whole steps, or NULL: choices in place of the routers',
+     * and predictions of them, as backend.h has them in struct step. Elsewhere ERR_UNSUPPORTED. */
+    const int32_t *forced_idx, *forced_next;
     /* For profiles, or NULL: called after each operation with the time that it took. */
     void (*op_done)(void *ctx, const struct op *op, uint64_t ns);
     void *op_ctx;

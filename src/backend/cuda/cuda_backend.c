@@ -61,6 +61,7 @@ static void plan_free(struct cuda_backend *be)
     cuda_ahead_free(be);
     cuda_constants_free(be);
     cuda_tables_free(be);
+    cuda_forced_free(be);
     if (be->scratch) {
         be->drv->mem_free((CUdeviceptr)(uintptr_t)be->scratch);
     }

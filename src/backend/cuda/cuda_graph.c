@@ -34,7 +34,8 @@ static enum status run_ops(struct cuda_backend *be, const struct state_pools *st
 static bool key_equal(const struct cuda_graph_key *a, const struct cuda_graph_key *b)
 {
     return a->n_rows == b->n_rows && a->n_out_rows == b->n_out_rows &&
-           a->context_max == b->context_max && a->has_margin == b->has_margin;
+           a->context_max == b->context_max && a->has_margin == b->has_margin &&
+           a->has_forced == b->has_forced && a->has_forced_next == b->has_forced_next;
 }
 
 static struct cuda_graph *graph_find(struct cuda_private *own, const struct cuda_graph_key *key)
@@ -123,8 +124,12 @@ enum status cuda_run_step(struct cuda_backend *be, const struct state_pools *sta
                           struct error *err)
 {
     struct cuda_private *own = be->own;
-    struct cuda_graph_key key = {own->shape.n_rows, own->shape.n_out_rows, own->shape.context_max,
-                                 own->shape.view.router_margin != NULL};
+    struct cuda_graph_key key = {.n_rows = own->shape.n_rows,
+                                 .n_out_rows = own->shape.n_out_rows,
+                                 .context_max = own->shape.context_max,
+                                 .has_margin = own->shape.view.router_margin != NULL,
+                                 .has_forced = own->shape.view.forced != NULL,
+                                 .has_forced_next = own->shape.view.forced_next != NULL};
     struct cuda_graph *g;
 
     if (own->no_graphs || !own->shape.is_decode) {

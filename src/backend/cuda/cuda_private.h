@@ -5,6 +5,7 @@
 #ifndef BACKEND_CUDA_CUDA_PRIVATE_H
 #define BACKEND_CUDA_CUDA_PRIVATE_H
 
+#include "backend/cuda/cuda_forced.h"
 #include "backend/cuda/cuda_internal.h"
 
 enum {
@@ -29,7 +30,7 @@ struct cuda_loaded {
 /* What of a step decides which launches it becomes. */
 struct cuda_graph_key {
     size_t n_rows, n_out_rows, context_max; /* rounded up as struct cuda_shape has them */
-    bool has_margin;
+    bool has_margin, has_forced, has_forced_next;
 };
 
 struct cuda_graph {
@@ -85,6 +86,7 @@ struct cuda_private {
     size_t step_rows, step_out_rows; /* really, not rounded up */
     size_t bad_at, margin_at;        /* where these two are in the tables */
     bool step_is_open;
+    struct cuda_forced forced;
 
     struct cuda_graph graphs[CUDA_GRAPHS_MAX];
     size_t n_graphs;

@@ -306,6 +306,9 @@ enum status cuda_step_begin(struct cuda_backend *be, const struct step *step, st
     rc = cuda_result(be,
                      be->drv->memcpy_htod_async(own->device_tables, own->tables, bytes, be->stream),
                      err, "cuMemcpyHtoDAsync of a step's tables, %zu bytes", bytes);
+    if (rc == OK) {
+        rc = cuda_forced_begin(be, &own->shape, step, err);
+    }
     own->step_is_open = rc == OK;
     return rc;
 }
