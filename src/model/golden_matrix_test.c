@@ -30,6 +30,7 @@
 enum { PREFILL = 64, LOSS_ROWS = 1, N_KV = 4, N_SSM = 2 };
 
 static enum test_device device; /* of the cells, set by main(); effects are measured on the CPU */
+static struct test_backends backends;
 
 static const double MARGIN_MIN = 0.01;
 static const double FLOAT32_YARDSTICK = 5e-6; /* twice that is the limit of the float32 fixtures */
@@ -234,7 +235,7 @@ static size_t run_fixture(const char *fixture)
     struct score effects[N_KV][N_SSM];
     struct reference ref;
     struct safetensors *file;
-    struct test_setup setup = {.compute = DTYPE_F32};
+    struct test_setup setup = {.compute = DTYPE_F32, .shared = &backends};
     struct test_model t;
     struct eval_result plain;
     char dir[512], path[512];
@@ -272,7 +273,8 @@ static size_t run_fixture(const char *fixture)
                 setup = (struct test_setup){.compute = computes[c],
                                             .kv = kvs[kv],
                                             .recurrent = ssms[ssm],
-                                            .device = device};
+                                            .device = device,
+                                            .shared = &backends};
                 test_model_open(&t, dir, &setup);
                 run_logits(&r, &t, &ref, PREFILL, 1);
                 s = score_of(r.logits, ref.logits, &ref);
@@ -312,7 +314,8 @@ static double rill_loss(enum dtype compute, enum dtype kv, enum dtype ssm, const
                                .recurrent = ssm,
                                .rows_max = PREFILL,
                                .context_max = 1088,
-                               .device = device};
+                               .device = device,
+                               .shared = &backends};
     struct test_model t;
     struct error err = {0};
     double sum = 0;
@@ -376,7 +379,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_fixtures),
         cmocka_unit_test(test_rill),
     };
+    int rc;
 
     device = test_device_named(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    rc = cmocka_run_group_tests(tests, NULL, NULL);
+    test_backends_close(&backends);
+    return rc;
 }

@@ -43,12 +43,38 @@ static size_t or_default(size_t value, size_t fallback)
     return value ? value : fallback;
 }
 
-static enum status open_all(struct test_model *t, const char *dir, const struct test_setup *s,
-                            struct error *err)
+static enum status backends_open(struct test_model *t, const struct test_setup *s,
+                                 struct error *err)
 {
     struct cpu_backend_options cpu = {
         .n_threads = or_default(s->n_threads, 2), .isa = s->isa, .activations = s->activations};
     struct cuda_backend_options cuda = {.no_graphs = s->device == TEST_CUDA_NO_GRAPHS};
+    struct test_backends own = {0}, *b = s->shared ? s->shared : &own;
+    enum status rc = b->cpu ? OK : cpu_backend_new(&b->cpu, &cpu, err);
+
+    if (rc == OK && s->device != TEST_CPU && !b->cuda) {
+        rc = cuda_backend_new(&b->cuda, &cuda, err);
+    }
+    t->is_shared = s->shared != NULL;
+    t->cpu = b->cpu;
+    t->be = s->device == TEST_CPU ? b->cpu : b->cuda;
+    return rc;
+}
+
+void test_backends_close(struct test_backends *b)
+{
+    if (b->cuda) {
+        b->cuda->ops->free(b->cuda);
+    }
+    if (b->cpu) {
+        b->cpu->ops->free(b->cpu);
+    }
+    *b = (struct test_backends){0};
+}
+
+static enum status open_all(struct test_model *t, const char *dir, const struct test_setup *s,
+                            struct error *err)
+{
     struct model_options o = {.compute_dtype = s->compute,
                               .kv_dtype = s->kv,
                               .recurrent_dtype = s->recurrent,
@@ -65,12 +91,7 @@ static enum status open_all(struct test_model *t, const char *dir, const struct 
     o.budget.n_tokens = o.budget.context_max * o.budget.n_live;
     rc = checkpoint_open(&t->ck, dir, NULL, s->log, err);
     if (rc == OK) {
-        rc = cpu_backend_new(&t->cpu, &cpu, err);
-    }
-    if (rc == OK && s->device != TEST_CPU) {
-        rc = cuda_backend_new(&t->be, &cuda, err);
-    } else {
-        t->be = t->cpu;
+        rc = backends_open(t, s, err);
     }
     if (rc == OK) {
         o.pool = cpu_backend_pool(t->cpu);
@@ -81,12 +102,11 @@ static enum status open_all(struct test_model *t, const char *dir, const struct 
 
 void test_model_close(struct test_model *t)
 {
+    struct test_backends own = {t->cpu, t->be != t->cpu ? t->be : NULL};
+
     model_free(t->m);
-    if (t->be && t->be != t->cpu) {
-        t->be->ops->free(t->be);
-    }
-    if (t->cpu) {
-        t->cpu->ops->free(t->cpu);
+    if (!t->is_shared) {
+        test_backends_close(&own);
     }
     checkpoint_close(t->ck);
     *t = (struct test_model){0};

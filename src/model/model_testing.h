@@ -33,6 +33,13 @@ enum test_device { TEST_CPU, TEST_CUDA, TEST_CUDA_NO_GRAPHS };
 /* From the program's arguments; ends it with 77 (skipped) when there is no card. */
 enum test_device test_device_named(int argc, char **argv);
 
+/* Backends that models share, one model after the other: to open a card takes a second, and loads every
+ * kernel. Zeros at first; made when the first model needs them. */
+struct test_backends {
+    struct backend *cpu, *cuda;
+};
+void test_backends_close(struct test_backends *b);
+
 struct test_setup { /* zeros are defaults: auto types, 512 rows, one sequence, a context of 1,024 */
     enum dtype compute, kv, recurrent;
     enum test_device device;
@@ -42,12 +49,15 @@ struct test_setup { /* zeros are defaults: auto types, 512 rows, one sequence, a
     size_t n_threads; /* 0: two */
     size_t rows_max, n_live, n_snapshots, context_max, gdn_chunk_min;
     const struct log *log;
+    struct test_backends
+        *shared; /* or NULL; with the same device, isa, activations and threads always */
 };
 
 struct test_model {
     struct checkpoint *ck;
     struct backend *cpu; /* loads */
     struct backend *be;  /* runs; may be cpu */
+    bool is_shared;      /* the two are */
     struct model *m;
 };
 
