@@ -158,3 +158,32 @@ enum status dense_quantise(struct model_weights *w, const struct model_spec *spe
     progress_finish(progress);
     return OK;
 }
+
+/* ---- forms only ---- */
+
+static void outline_slot(void *ctx, matrix_slot slot)
+{
+    struct quantiser *q = ctx;
+    struct weight *w = &q->w->matrices[slot], copy = *w;
+    size_t group = group_for(w);
+
+    if (group == 0) {
+        return;
+    }
+    copy.kind = WEIGHT_INT8;
+    copy.dtype = DTYPE_BF16;
+    copy.group = group;
+    copy.scales = w->data;
+    if (slot == q->spec->head && slot == q->spec->embed) {
+        q->w->tied_head = copy;
+    } else {
+        *w = copy;
+    }
+}
+
+void dense_quant_outline(struct model_weights *w, const struct model_spec *spec)
+{
+    struct quantiser q = {.w = w, .spec = spec};
+
+    each_slot(spec, outline_slot, &q);
+}

@@ -24,4 +24,7 @@ enum status dense_quantise(struct model_weights *w, const struct model_spec *spe
 size_t dense_quant_elems(const struct model_spec *spec);
 size_t dense_quant_bytes(size_t n_elems);
 
+/* For planning: gives w's matrices, which need no data, the forms that dense_quantise() would. */
+void dense_quant_outline(struct model_weights *w, const struct model_spec *spec);
+
 #endif

@@ -407,7 +407,7 @@ static void walk(struct builder *b)
     b->plan->tap_norm = norm_op(b, "final norm", b->x, b->u, b->spec->final_norm);
 }
 
-static enum status memory_make(struct builder *b, struct error *err)
+static enum status tables_make(struct builder *b, struct error *err)
 {
     struct op_plan *p = b->plan;
 
@@ -415,12 +415,26 @@ static enum status memory_make(struct builder *b, struct error *err)
         return error_set(err, ERR_LIMIT, "activations of %zu rows are too large", b->o->rows_max);
     }
     p->buffer_bytes = b->used_max;
-    p->buffer = p->be->ops->buffer_new(p->be, b->used_max);
     p->ops = calloc(b->n_ops, sizeof *p->ops);
     p->experts = calloc(b->n_experts + 1, sizeof *p->experts);
     b->freqs = calloc(b->n_freqs + 1, sizeof *b->freqs);
+    return p->ops && p->experts && b->freqs
+               ? OK
+               : error_set(err, ERR_NO_MEMORY, "cannot allocate a plan of %zu operations",
+                           b->n_ops);
+}
+
+static enum status memory_make(struct builder *b, struct error *err)
+{
+    struct op_plan *p = b->plan;
+    enum status rc = tables_make(b, err);
+
+    if (rc != OK) {
+        return rc;
+    }
+    p->buffer = p->be->ops->buffer_new(p->be, b->used_max);
     p->inv_freq = p->be->ops->buffer_new(p->be, (b->n_freqs + 1) * sizeof *p->inv_freq);
-    if (!p->buffer || !p->ops || !p->experts || !p->inv_freq || !b->freqs) {
+    if (!p->buffer || !p->inv_freq) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for activations of %zu rows",
                          b->used_max >> 20, b->o->rows_max);
     }
@@ -457,12 +471,34 @@ enum status op_plan_build(struct op_plan *out, struct backend *be, const struct 
     return rc;
 }
 
+enum status op_plan_outline(struct op_plan *out, const struct model_spec *spec,
+                            const struct model_weights *weights, const struct dtype_table *dtypes,
+                            const struct op_plan_options *o, void *nowhere, struct error *err)
+{
+    struct builder b = {
+        .plan = out, .spec = spec, .w = weights, .dtypes = dtypes, .o = o, .is_counting = true};
+    enum status rc;
+
+    *out = (struct op_plan){0};
+    walk(&b);
+    rc = tables_make(&b, err);
+    if (rc == OK) {
+        out->buffer = nowhere;
+        out->inv_freq = nowhere;
+        b.is_counting = false;
+        walk(&b);
+        out->n_ops = b.n_ops;
+    }
+    free(b.freqs);
+    return rc;
+}
+
 void op_plan_release(struct op_plan *p)
 {
-    if (p->buffer) {
+    if (p->be && p->buffer) {
         p->be->ops->buffer_free(p->be, p->buffer);
     }
-    if (p->inv_freq) {
+    if (p->be && p->inv_freq) {
         p->be->ops->buffer_free(p->be, p->inv_freq);
     }
     free(p->ops);

@@ -15,7 +15,7 @@
 #include "model/weights.h"
 
 struct op_plan {
-    struct backend *be;
+    struct backend *be; /* NULL: an outline */
     struct op *ops;
     size_t n_ops;
     struct op tap_norm; /* the final norm over all rows, run only for a tap */
@@ -36,6 +36,11 @@ struct op_plan_options {
 enum status op_plan_build(struct op_plan *out, struct backend *be, const struct model_spec *spec,
                           const struct model_weights *weights, const struct dtype_table *dtypes,
                           const struct op_plan_options *o, struct error *err);
+/* The same operations without memory and unchecked, for planning: operands lie behind `nowhere`, an address
+ * that nobody reads; weights may be mere forms. Released the same way. */
+enum status op_plan_outline(struct op_plan *out, const struct model_spec *spec,
+                            const struct model_weights *weights, const struct dtype_table *dtypes,
+                            const struct op_plan_options *o, void *nowhere, struct error *err);
 void op_plan_release(struct op_plan *p);
 void op_plan_print(const struct op_plan *p, struct buf *out);
 

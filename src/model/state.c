@@ -110,6 +110,35 @@ bool state_store_bytes(size_t *out, const struct state_shape *shape,
            size_add(out, kv, states);
 }
 
+/* The pools without memory. */
+static struct state_pools pools_outline(const struct state_shape *shape,
+                                        const struct store_sizes *z)
+{
+    return (struct state_pools){.conv_dtype = shape->conv_dtype,
+                                .recurrent_dtype = shape->recurrent_dtype,
+                                .kv_dtype = shape->kv_dtype,
+                                .n_slots = z->n_slots,
+                                .n_pages = z->n_pages,
+                                .n_gdn_layers = shape->n_gdn_layers,
+                                .n_attn_layers = shape->n_attn_layers,
+                                .conv_elems = shape->conv_elems,
+                                .recurrent_elems = shape->recurrent_elems,
+                                .kv_elems = z->kv_elems,
+                                .kv_scales = z->scales > 0 ? z->kv_scales : 0};
+}
+
+bool state_store_outline(struct state_pools *out, const struct state_shape *shape,
+                         const struct state_budget *budget)
+{
+    struct store_sizes z;
+
+    if (!sizes_compute(&z, shape, budget)) {
+        return false;
+    }
+    *out = pools_outline(shape, &z);
+    return true;
+}
+
 /* ---- counted numbers ---- */
 
 static bool free_list_init(struct free_list *l, size_t n)
@@ -178,17 +207,7 @@ static enum status pools_new(struct state_store *s, const struct store_sizes *z,
     uint8_t *k_scale = NULL, *v_scale = NULL;
     enum status rc;
 
-    *p = (struct state_pools){.conv_dtype = s->shape.conv_dtype,
-                              .recurrent_dtype = s->shape.recurrent_dtype,
-                              .kv_dtype = s->shape.kv_dtype,
-                              .n_slots = z->n_slots,
-                              .n_pages = z->n_pages,
-                              .n_gdn_layers = s->shape.n_gdn_layers,
-                              .n_attn_layers = s->shape.n_attn_layers,
-                              .conv_elems = s->shape.conv_elems,
-                              .recurrent_elems = s->shape.recurrent_elems,
-                              .kv_elems = z->kv_elems,
-                              .kv_scales = z->scales > 0 ? z->kv_scales : 0};
+    *p = pools_outline(&s->shape, z);
     rc = pool_new_buffer(&p->conv, s->be, z->conv, "convolution states", err);
     if (rc == OK) {
         rc = pool_new_buffer(&p->recurrent, s->be, z->recurrent, "recurrent states", err);

@@ -35,6 +35,9 @@ struct state_budget {
 /* Bytes that state_store_new would allocate; false on overflow. */
 bool state_store_bytes(size_t *out, const struct state_shape *shape,
                        const struct state_budget *budget);
+/* The pools' geometry without memory, for accounting; false on overflow. */
+bool state_store_outline(struct state_pools *out, const struct state_shape *shape,
+                         const struct state_budget *budget);
 enum status state_store_new(struct state_store **out, struct backend *be,
                             const struct state_shape *shape, const struct state_budget *budget,
                             struct error *err);

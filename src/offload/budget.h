@@ -1,0 +1,97 @@
+/* budget.h - which bytes go where on a device of limited memory, and which routed experts overflow.
+ *
+ * Place:  offload; pure arithmetic over tables, no device is asked. cli/ fills the input from a model's outline,
+ *         the flags and the card.
+ * Rules:  all that the driver shows for the process stays within base_bytes. Weights, slots, KV and states
+ *         stay within static_fraction of it, if one is given. What fits is resident: experts overflow only
+ *         when they must, or when slots were asked for by number. If any overflow, the host holds all
+ *         experts of the layers that may, and the device as many slots as there is room for. */
+#ifndef OFFLOAD_BUDGET_H
+#define OFFLOAD_BUDGET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/status.h"
+
+enum budget_class {
+    BUDGET_DRIVER,    /* context and kernels */
+    BUDGET_DENSE,     /* matrices and vectors that every token reads */
+    BUDGET_EMBEDDING, /* rows of the input embedding */
+    BUDGET_EXPERTS,   /* routed experts with a place of their own */
+    BUDGET_SLOTS,     /* room for routed experts that come and go */
+    BUDGET_KV,
+    BUDGET_STATES,
+    BUDGET_ACTIVATIONS, /* operands of a step, logits included */
+    BUDGET_SCRATCH,     /* of single operations */
+    BUDGET_STAGING,     /* experts on their way through, in large steps */
+    BUDGET_TABLES,
+    BUDGET_RESERVE, /* graphs, kernels loaded when first used, the driver's rounding */
+    BUDGET_CLASS_COUNT
+};
+const char *budget_class_name(enum budget_class c); /* "dense weights" */
+bool budget_class_is_static(enum budget_class c);   /* counts for static_fraction */
+
+enum budget_offload {
+    BUDGET_OFFLOAD_AUTO, /* as much as must */
+    BUDGET_OFFLOAD_MAX   /* at most offload_bytes of experts without a slot; 0: none may overflow */
+};
+enum budget_slots { BUDGET_SLOTS_AUTO, BUDGET_SLOTS_COUNT, BUDGET_SLOTS_PERCENT };
+
+enum { BUDGET_STAGING_LEAST = 2 };
+
+struct budget_input {
+    size_t base_bytes;      /* of the device that may be used */
+    size_t base_bytes_max;  /* what --gpu-memory-gb could raise it to; SIZE_MAX: not known */
+    double static_fraction; /* (0, 1]; 0: none */
+
+    /* All classes but experts, slots and staging, KV and states included. When experts overflow,
+     * `overflowing` is added: larger scratch, more tables. */
+    size_t bytes[BUDGET_CLASS_COUNT];
+    size_t overflowing[BUDGET_CLASS_COUNT];
+
+    /* Routed experts of one size; other experts count as dense. */
+    size_t n_layers;          /* that have such experts */
+    size_t n_layers_overflow; /* of those that may overflow */
+    size_t n_experts;         /* of a layer */
+    size_t block_bytes;       /* of an expert */
+    size_t n_staging;         /* blocks wanted, at least BUDGET_STAGING_LEAST */
+
+    enum budget_offload offload;
+    size_t offload_bytes;
+    enum budget_slots slots;
+    double slots_asked; /* a whole number of experts, or per cent of those that may overflow */
+
+    size_t host_bytes_max; /* memory that the host can give; SIZE_MAX: not known */
+
+    /* For advice when nothing fits */
+    size_t kv_page_bytes, kv_page_tokens, n_kv_pages;
+    size_t state_bytes, n_states; /* of a sequence; one state more than running sequences */
+};
+
+struct budget_plan {
+    bool overflows;
+    size_t n_slots, n_staging;
+    size_t n_overflowing;             /* experts of the layers that overflow */
+    size_t slots_least, slots_most;   /* of a layer, when they are spread evenly */
+    size_t bytes[BUDGET_CLASS_COUNT]; /* on the device */
+    size_t total_bytes, static_bytes; /* on the device */
+    size_t total_max, static_max;     /* what they may be */
+    size_t host_bytes;                /* of experts in host memory */
+    size_t absent_bytes;              /* of experts without a slot */
+};
+
+/* ERR_NO_MEMORY says what is needed and which flags would make it fit; ERR_USAGE is a number that cannot be
+ * meant. *out is filled as far as it got. */
+enum status budget_make(struct budget_plan *out, const struct budget_input *in, struct error *err);
+
+/* Whether a layer of the model is one of the last `in_group` of its group of `size` layers. size 0: no groups,
+ * every layer is. */
+bool budget_group_selects(size_t layer, size_t size, size_t in_group);
+
+/* The share of choices that slots for `share` of all experts hold, for bounds. Uniform: the share itself.
+ * Local: between points that were published for a model of this kind (26 % hold 83.5 %, 37 % hold 89 %). */
+double budget_hits_uniform(double share);
+double budget_hits_local(double share);
+
+#endif
