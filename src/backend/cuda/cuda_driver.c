@@ -48,6 +48,7 @@ static const struct symbol symbols[] = {
     SYMBOL("cuStreamCreate", stream_create),
     SYMBOL("cuStreamDestroy_v2", stream_destroy),
     SYMBOL("cuStreamSynchronize", stream_synchronize),
+    SYMBOL("cuStreamWaitEvent", stream_wait_event),
     SYMBOL("cuStreamBeginCapture_v2", stream_begin_capture),
     SYMBOL("cuStreamEndCapture", stream_end_capture),
     SYMBOL("cuGraphInstantiateWithFlags", graph_instantiate),

@@ -90,6 +90,7 @@ struct cuda_driver {
     CUresult (*stream_create)(CUstream *out, unsigned flags);
     CUresult (*stream_destroy)(CUstream stream);
     CUresult (*stream_synchronize)(CUstream stream);
+    CUresult (*stream_wait_event)(CUstream stream, CUevent event, unsigned flags);
     CUresult (*stream_begin_capture)(CUstream stream, int mode);
     CUresult (*stream_end_capture)(CUstream stream, CUgraph *out);
     CUresult (*graph_instantiate)(CUgraphExec *out, CUgraph graph, unsigned long long flags);

@@ -73,7 +73,7 @@ struct cuda_private {
     const struct op *ops;
     size_t n_ops;
     void **data;
-    struct cuda_unit *units; /* [n_ops] */
+    struct cuda_unit *units;  /* [n_ops] */
     struct ahead_args *ahead; /* [n_ops], cuda_ahead.c; or NULL */
     struct cuda_chunk *constants;
     float *hook_buffer; /* choices and probabilities on the host, for route_hook; or NULL */
@@ -86,6 +86,11 @@ struct cuda_private {
     size_t step_rows, step_out_rows; /* really, not rounded up */
     size_t bad_at, margin_at;        /* where these two are in the tables */
     bool step_is_open;
+    uint64_t n_steps; /* begun so far */
+
+    /* Experts that overflow (expert_home.h); NULL: no home is open. */
+    uint8_t *expert_slots;         /* device memory: n_slots blocks; of cuda_offload.c */
+    struct cuda_stream *streaming; /* cuda_stream.c */
     struct cuda_forced forced;
 
     struct cuda_graph graphs[CUDA_GRAPHS_MAX];

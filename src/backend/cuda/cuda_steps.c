@@ -290,6 +290,7 @@ enum status cuda_step_begin(struct cuda_backend *be, const struct step *step, st
         return rc;
     }
     own->shape = shape_of(be, step);
+    own->n_steps++;
     own->step_rows = step->n_rows;
     own->step_out_rows = step->n_out_rows;
     l = layout_of(own->shape.n_rows, own->shape.n_out_rows, own->shape.n_spans);

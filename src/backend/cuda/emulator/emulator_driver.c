@@ -658,6 +658,13 @@ static CUresult stream_synchronize(CUstream stream)
     return CUDA_SUCCESS_;
 }
 
+/* Whatever the event stands for has been done. */
+static CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags)
+{
+    (void)stream;
+    return event && flags == 0 ? CUDA_SUCCESS_ : ERROR_INVALID_VALUE;
+}
+
 static CUresult stream_begin_capture(CUstream stream, int mode)
 {
     (void)mode;
@@ -894,6 +901,7 @@ const struct cuda_driver *cuda_emulator_driver_sm(int sm)
         .stream_create = stream_create,
         .stream_destroy = stream_destroy,
         .stream_synchronize = stream_synchronize,
+        .stream_wait_event = stream_wait_event,
         .stream_begin_capture = stream_begin_capture,
         .stream_end_capture = stream_end_capture,
         .graph_instantiate = graph_instantiate,
