@@ -50,4 +50,15 @@ const struct cuda_card *cuda_backend_card(const struct backend *be);
  * minus free now. */
 size_t cuda_backend_used(struct backend *be);
 
+/* What a plan needs on a card besides weights, states and operands. */
+struct cuda_plan_bytes {
+    size_t scratch, tables;
+};
+
+/* For planning, without a card: by the rules of check() and prepare(), which op->kernel is set by. The ops'
+ * addresses are never read. Errors as of check(). */
+enum status cuda_plan_measure(struct cuda_plan_bytes *out, const struct cuda_card *card,
+                              struct op *ops, size_t n_ops, size_t rows_max, size_t context_max,
+                              struct error *err);
+
 #endif

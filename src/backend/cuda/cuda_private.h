@@ -76,6 +76,8 @@ struct cuda_private {
     struct cuda_unit *units;  /* [n_ops] */
     struct ahead_args *ahead; /* [n_ops], cuda_ahead.c; or NULL */
     struct cuda_chunk *constants;
+    bool is_measuring; /* no card is asked: constants are only counted (cuda_measure.c) */
+    size_t measured_bytes;
     float *hook_buffer; /* choices and probabilities on the host, for route_hook; or NULL */
 
     /* Tables of the step: the same layout in pinned host memory and on the card. */
@@ -151,7 +153,8 @@ enum status cuda_read(struct cuda_backend *be, void *host, const void *src, size
 
 /* ---- steps (cuda_steps.c) ---- */
 
-/* Memory for the tables of a plan of rows_max and context_max. */
+/* Memory for the tables of a plan of rows_max and context_max; and its size. */
+size_t cuda_tables_bytes(const struct cuda_backend *be, size_t *pages_max);
 enum status cuda_tables_new(struct cuda_backend *be, struct error *err);
 void cuda_tables_free(struct cuda_backend *be);
 enum status cuda_step_begin(struct cuda_backend *be, const struct step *step, struct error *err);

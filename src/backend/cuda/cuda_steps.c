@@ -82,12 +82,21 @@ static size_t pages_of(size_t n_tokens)
     return n_tokens / KV_PAGE_TOKENS + (n_tokens % KV_PAGE_TOKENS != 0);
 }
 
+size_t cuda_tables_bytes(const struct cuda_backend *be, size_t *pages_max)
+{
+    size_t spans_max = size_min(be->rows_max, STEP_SPANS_MAX);
+    size_t each = pages_of(be->context_max) + 1;
+
+    /* At least one sequence of full length fits, however long that is; and one page number more is
+     * there always, for tables that are read where no sequence is. */
+    *pages_max = size_max(size_min(spans_max * each, CUDA_PAGES_MAX), each);
+    return layout_of(be->rows_max, be->rows_max, be->rows_max).pages +
+           (*pages_max + 1) * sizeof(int32_t);
+}
+
 enum status cuda_tables_new(struct cuda_backend *be, struct error *err)
 {
     struct cuda_private *own = be->own;
-    size_t spans_max = size_min(be->rows_max, STEP_SPANS_MAX);
-    size_t each = pages_of(be->context_max) + 1;
-    struct layout l;
     void *host = NULL;
     size_t bytes;
     enum status rc;
@@ -97,11 +106,7 @@ enum status cuda_tables_new(struct cuda_backend *be, struct error *err)
                          "steps of %zu rows and contexts of %zu tokens are too long", be->rows_max,
                          be->context_max);
     }
-    /* At least one sequence of full length fits, however long that is; and one page number more is
-     * there always, for tables that are read where no sequence is. */
-    own->pages_max = size_max(size_min(spans_max * each, CUDA_PAGES_MAX), each);
-    l = layout_of(be->rows_max, be->rows_max, be->rows_max);
-    bytes = l.pages + (own->pages_max + 1) * sizeof(int32_t);
+    bytes = cuda_tables_bytes(be, &own->pages_max);
     rc = cuda_result(be, be->drv->mem_host_alloc(&host, bytes, 0), err,
                      "cuMemHostAlloc of %zu bytes for a step's tables", bytes);
     own->tables = rc == OK ? host : NULL;
