@@ -18,12 +18,26 @@
 #include "formats/checkpoint.h"
 #include "formats/model_config.h"
 #include "model/state.h"
+#include "offload/offload.h"
 
 struct pool;
 
 /* What becomes of dense matrices when they are loaded; see dense_quant.h. */
 enum dense_quant { DENSE_QUANT_NONE, DENSE_QUANT_INT8 };
 const char *dense_quant_name(enum dense_quant q);
+
+/* Routed experts that do not all fit a device; see offload/offload.h. */
+struct model_offload {
+    size_t n_slots, n_staging; /* as offload_options has them */
+    enum expert_miss miss;
+    bool no_prefetch, no_split;
+    /* [model layers] whose experts are in host memory and share the slots; NULL: all layers that have
+     * experts. The others are on the device. */
+    const bool *may_overflow;
+    struct backend
+        *cpu; /* computes misses, nothing else from then on; outlives the model. NULL: with
+                            EXPERT_MISS_FETCH only */
+};
 
 struct model_options {
     enum dtype compute_dtype; /* DTYPE_NONE = auto; F32, F16, BF16. auto on a CPU = F32 */
@@ -38,6 +52,8 @@ struct model_options {
     size_t gdn_chunk_min; /* 0: default; SIZE_MAX: always the recurrent form (tests) */
     struct pool *pool;    /* for loading; may be NULL */
     enum dense_quant dense_quant;
+    const struct model_offload
+        *offload; /* for the call only; NULL: all experts are on the device */
 };
 
 struct model;
@@ -52,6 +68,8 @@ const struct model_config *model_get_config(const struct model *m);
 struct state_store *model_states(struct model *m);
 const struct model_options *model_get_options(const struct model *m); /* with auto resolved */
 size_t model_weight_bytes(const struct model *m);
+/* False: no experts overflow. From any thread. */
+bool model_offload_stats(const struct model *m, struct offload_stats *out);
 /* The operations of a step, in order; they live as long as the model. For print-outs and accounting. */
 const struct op *model_plan(const struct model *m, size_t *n_ops);
 
@@ -75,8 +93,10 @@ struct model_span {
 typedef void model_tap_fn(void *ctx, size_t layer, const float *rows, size_t n_rows);
 
 struct model_step_result {
-    const float *
-        logits; /* [sum of n_logits][vocab_size] float32, in span order; valid until the next step */
+    const float
+        *logits; /* [sum of n_logits][vocab_size] float32, in span order; valid until the next step;
+                   NULL with no_logits */
+    const struct best_row *top; /* per logits row: its largest values and their tokens */
     const int32_t *best; /* per logits row: the first of its most likely tokens; -1: not finite */
     const int16_t *bad_layer; /* per span: -1, or the first layer with a value that is not finite */
     const float *router_margin; /* per row, when asked for; else NULL */
@@ -86,6 +106,7 @@ struct model_step_options {
     model_tap_fn *tap; /* or NULL */
     void *tap_ctx;
     bool want_margins;
+    bool no_logits;            /* `top` and `best` are enough: rows of logits stay where they are */
     route_hook_fn *route_hook; /* or NULL; see backend.h */
     void *route_ctx;
     /* For benchmarks on a device whose backend runs whole steps, or NULL: choices in place of the routers',
@@ -102,5 +123,9 @@ struct model_step_options {
 enum status model_step(struct model *m, const struct model_span *spans, size_t n_spans,
                        const struct model_step_options *o, struct model_step_result *result,
                        struct error *err);
+
+/* The logits of the last step, which had no_logits and was OK, as its result would have had them; for when
+ * `top` turned out not to be enough. Waits for the device; a copy that fails gives NaNs. */
+const float *model_logits(struct model *m);
 
 #endif

@@ -48,7 +48,8 @@ static enum status backends_open(struct test_model *t, const struct test_setup *
 {
     struct cpu_backend_options cpu = {
         .n_threads = or_default(s->n_threads, 2), .isa = s->isa, .activations = s->activations};
-    struct cuda_backend_options cuda = {.no_graphs = s->device == TEST_CUDA_NO_GRAPHS};
+    struct cuda_backend_options cuda = {.no_graphs = s->device == TEST_CUDA_NO_GRAPHS,
+                                        .driver = s->driver};
     struct test_backends own = {0}, *b = s->shared ? s->shared : &own;
     enum status rc = b->cpu ? OK : cpu_backend_new(&b->cpu, &cpu, err);
 
@@ -80,7 +81,8 @@ static enum status open_all(struct test_model *t, const char *dir, const struct 
                               .recurrent_dtype = s->recurrent,
                               .rows_max = or_default(s->rows_max, 512),
                               .gdn_chunk_min = s->gdn_chunk_min,
-                              .dense_quant = s->dense_quant};
+                              .dense_quant = s->dense_quant,
+                              .offload = s->offload};
     enum status rc;
 
     *t = (struct test_model){0};

@@ -43,7 +43,9 @@ void test_backends_close(struct test_backends *b);
 struct test_setup { /* zeros are defaults: auto types, 512 rows, one sequence, a context of 1,024 */
     enum dtype compute, kv, recurrent;
     enum test_device device;
-    enum cpu_isa isa; /* of the CPU */
+    const struct cuda_driver *driver;    /* of a card; NULL: the real one. See emulator.h */
+    const struct model_offload *offload; /* or NULL */
+    enum cpu_isa isa;                    /* of the CPU */
     enum cpu_activations activations;
     enum dense_quant dense_quant;
     size_t n_threads; /* 0: two */

@@ -281,6 +281,7 @@ static const struct expert_weights *experts_fill(struct builder *b, const struct
 static void emit_moe(struct builder *b, const struct moe_spec *moe)
 {
     struct operand idx = operand_new(b, b->o->rows_max, moe->top_k, DTYPE_I32, DTYPE_I32);
+    const struct expert_arena *arena = weights_arena_of(b->w, moe->expert0);
     struct operand prob = exact(b, moe->top_k), routed = exact(b, b->spec->hidden);
     struct operand shared = {0}, gate = {0};
     struct op op = {.kind = OP_ROUTE,
@@ -306,7 +307,9 @@ static void emit_moe(struct builder *b, const struct moe_spec *moe)
                                    .experts = experts_fill(b, moe),
                                    .n_experts = moe->n_experts,
                                    .top_k = moe->top_k,
-                                   .width = moe->width}};
+                                   .width = moe->width,
+                                   .home = arena && arena->stays ? b->o->home : NULL,
+                                   .home_layer = arena ? arena->home_layer : 0}};
     emit(b, &op);
     op = (struct op){.kind = OP_ADD_SHARED,
                      .name = "add experts",
@@ -365,7 +368,7 @@ static void emit_head(struct builder *b)
                     .u.gather = {.in = b->x, .out = last}};
 
     b->plan->logits = operand_new(b, rows, spec->vocab, DTYPE_F32, DTYPE_F32);
-    b->plan->best = operand_new(b, rows, 1, DTYPE_I32, DTYPE_I32);
+    b->plan->best = operand_new(b, rows, 2 * BEST_TOP, DTYPE_I32, DTYPE_I32);
     emit(b, &op);
     op = norm_op(b, "final norm", last, normed, spec->final_norm);
     op.rows = ROWS_OUT;
@@ -378,7 +381,7 @@ static void emit_head(struct builder *b)
     emit(b, &op);
     op = (struct op){.kind = OP_BEST,
                      .rows = ROWS_OUT,
-                     .name = "best token",
+                     .name = "best tokens",
                      .u.best = {.in = b->plan->logits, .out = b->plan->best}};
     emit(b, &op);
 }

@@ -29,6 +29,7 @@ struct op_plan {
 struct op_plan_options {
     size_t rows_max, out_rows_max, context_max;
     size_t gdn_chunk_min;
+    const struct expert_home *home; /* of the arenas that stay in host memory; or NULL */
 };
 
 /* spec and weights are borrowed for as long as the plan lives. Released with op_plan_release, also
