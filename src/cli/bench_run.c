@@ -10,6 +10,7 @@
 #include "base/numa.h"
 #include "base/pool.h"
 #include "base/size.h"
+#include "cli/bench_choices.h"
 
 struct bench {
     struct model *model;
@@ -19,7 +20,8 @@ struct bench {
     struct bench_result *result;
     struct machine_probe probe;
     struct numa_topology numa;
-    struct routing_sim *sim; /* or NULL: the model routes */
+    struct routing_sim *sim;      /* or NULL: the model routes */
+    struct bench_choices choices; /* of it, on a card */
 
     const struct op *ops;
     size_t n_ops, n_expert_layers, n_vocab;
@@ -29,6 +31,7 @@ struct bench {
     struct seq_state **seqs;       /* [n_seqs_max] */
     struct state_snapshot **start; /* [n_seqs_max] where generation starts; NULL: from nothing */
     struct model_span *spans;      /* [n_seqs_max] */
+    size_t *streams;               /* [n_seqs_max] */
     int32_t *first, *next;         /* [n_seqs_max] tokens to feed */
     int32_t *prompt;               /* [longest prompt] */
     double *rates;                 /* [repeat] */
@@ -145,7 +148,7 @@ static bool see_routes(void *ctx, const struct op *op, const struct step *step, 
     return is_made_up;
 }
 
-/* Nobody sees a card's choices: distinct experts if every row chose by chance. */
+/* Nobody sees the choices of a card's routers: distinct experts if every row chose by chance. */
 static double expected_touched(const struct bench_result *r, size_t n_rows)
 {
     double miss = 1 - (double)r->top_k / (double)r->n_experts;
@@ -153,19 +156,40 @@ static double expected_touched(const struct bench_result *r, size_t n_rows)
     return (double)r->n_experts * (1 - pow(miss, (double)n_rows));
 }
 
+static bool has_choices(const struct bench *b)
+{
+    return b->sim && b->plan->is_card;
+}
+
+static size_t step_rows(const struct bench *b, size_t n)
+{
+    size_t n_rows = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        n_rows += b->spans[i].n_tokens;
+    }
+    return n_rows;
+}
+
 static enum status step(struct bench *b, size_t n, struct model_step_result *result,
                         struct error *err)
 {
-    const struct model_step_options o = {.route_hook = b->plan->is_card ? NULL : see_routes,
-                                         .route_ctx = b,
-                                         .op_done = b->profile ? op_profile_note : NULL,
-                                         .op_ctx = b->profile};
+    struct model_step_options o = {.route_hook = b->plan->is_card ? NULL : see_routes,
+                                   .route_ctx = b,
+                                   .op_done = b->profile ? op_profile_note : NULL,
+                                   .op_ctx = b->profile};
     struct cost_step *done = &b->steps[b->n_steps];
+    struct bench_choice choice = {0};
     uint64_t start = clock_now_ns();
     enum status rc;
 
     *done = (struct cost_step){.n_seqs = n, .depth = state_tokens(b->spans[0].seq)};
     b->n_touched = 0;
+    if (has_choices(b)) {
+        choice = bench_choices_take(&b->choices, step_rows(b, n));
+        o.forced_idx = choice.idx;
+        o.forced_next = choice.next;
+    }
     rc = model_step(b->model, b->spans, n, &o, result, err);
     if (b->profile) {
         b->profile->step_ns += clock_now_ns() - start;
@@ -180,8 +204,9 @@ static enum status step(struct bench *b, size_t n, struct model_step_result *res
         }
     }
     if (b->n_expert_layers > 0) {
-        done->n_touched = b->plan->is_card ? expected_touched(b->result, done->n_rows)
-                                           : (double)b->n_touched / (double)b->n_expert_layers;
+        done->n_touched = o.forced_idx       ? choice.n_touched
+                          : b->plan->is_card ? expected_touched(b->result, done->n_rows)
+                                             : (double)b->n_touched / (double)b->n_expert_layers;
     }
     b->n_steps = size_min(b->n_steps + 1, b->n_steps_max - 1);
     b->n_done += done->n_rows;
@@ -193,6 +218,42 @@ static void fill_prompt(struct bench *b, size_t n, uint64_t seed)
     for (size_t i = 0; i < n; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         b->prompt[i] = (int32_t)((seed >> 33) % b->n_vocab);
+    }
+}
+
+/* ---- choices made before the clock starts ---- */
+
+/* The stream of a sequence is its place in the state store. */
+static size_t stream_of(const struct bench *b, size_t i)
+{
+    struct span span = {0};
+
+    state_span(b->seqs[i], &span);
+    return (size_t)span.slot;
+}
+
+static void choose_prompt(struct bench *b, size_t i, size_t n)
+{
+    size_t chunk = b->plan->chunk_tokens > 0 ? b->plan->chunk_tokens : n;
+
+    if (has_choices(b)) {
+        bench_choices_begin(&b->choices);
+        for (size_t at = 0; at < n; at += chunk) {
+            bench_choices_add_chunk(&b->choices, stream_of(b, i), size_min(chunk, n - at));
+        }
+    }
+}
+
+static void choose_tokens(struct bench *b, size_t batch)
+{
+    if (has_choices(b)) {
+        bench_choices_begin(&b->choices);
+        for (size_t i = 0; i < batch; i++) {
+            b->streams[i] = stream_of(b, i);
+        }
+        for (size_t t = 0; t < b->plan->decode_tokens; t++) {
+            bench_choices_add_tokens(&b->choices, b->streams, batch);
+        }
     }
 }
 
@@ -255,6 +316,7 @@ static enum status prepare_decode(struct bench *b, const struct bench_row *row, 
         }
         rc = state_reserve(store, b->seqs[i], row->depth, err);
         if (rc == OK) {
+            choose_prompt(b, i, row->depth);
             rc = feed_prompt(b, i, row->depth, err);
         }
         if (rc == OK) {
@@ -286,8 +348,14 @@ static enum status run_once(struct bench *b, const struct bench_row *row, double
                             struct error *err)
 {
     enum status rc = rewind_seqs(b, row, err);
-    uint64_t start = clock_now_ns();
+    uint64_t start;
 
+    if (rc == OK && row->kind == BENCH_PREFILL) {
+        choose_prompt(b, 0, row->n_tokens);
+    } else if (rc == OK) {
+        choose_tokens(b, row->n_seqs);
+    }
+    start = clock_now_ns();
     if (rc == OK) {
         rc = row->kind == BENCH_PREFILL ? feed_prompt(b, 0, row->n_tokens, err)
                                         : decode_steps(b, row->n_seqs, err);
@@ -493,10 +561,6 @@ static enum status sim_make(struct bench *b, struct error *err)
     if (b->plan->routing == ROUTING_MODEL) {
         return OK;
     }
-    if (b->plan->is_card) {
-        return error_set_param(err, ERR_USAGE, "routing",
-                               "on a card the model's own router decides; --routing model");
-    }
     if (b->n_expert_layers == 0) {
         return error_set_param(err, ERR_USAGE, "routing",
                                "the model has no experts, so there is no routing to make up");
@@ -515,6 +579,7 @@ static enum status buffers_make(struct bench *b, struct error *err)
     b->seqs = calloc(n, sizeof(struct seq_state *));
     b->start = calloc(n, sizeof(struct state_snapshot *));
     b->spans = calloc(n, sizeof *b->spans);
+    b->streams = calloc(n, sizeof *b->streams);
     b->first = calloc(n, sizeof *b->first);
     b->next = calloc(n, sizeof *b->next);
     b->prompt = calloc(longest + 1, sizeof *b->prompt);
@@ -524,9 +589,14 @@ static enum status buffers_make(struct bench *b, struct error *err)
     b->result->rows =
         calloc(size_max(p->threads.n, 1) * (p->prompts.n + p->batches.n * p->depths.n + 1),
                sizeof *b->result->rows);
-    if (!b->seqs || !b->start || !b->spans || !b->first || !b->next || !b->prompt || !b->rates ||
-        !b->steps || !b->seen || !b->result->rows) {
+    if (!b->seqs || !b->start || !b->spans || !b->streams || !b->first || !b->next || !b->prompt ||
+        !b->rates || !b->steps || !b->seen || !b->result->rows) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the benchmark");
+    }
+    if (has_choices(b)) {
+        return bench_choices_open(&b->choices, b->sim, b->ops, b->n_ops,
+                                  size_max(longest, n * p->decode_tokens), n * p->decode_tokens,
+                                  b->n_steps_max, err);
     }
     return OK;
 }
@@ -579,9 +649,11 @@ enum status bench_run(struct bench_result *out, struct model *m, struct backend 
     }
     machine_probe_close(&b.probe);
     routing_sim_free(b.sim);
+    bench_choices_close(&b.choices);
     free(b.seqs);
     free(b.start);
     free(b.spans);
+    free(b.streams);
     free(b.first);
     free(b.next);
     free(b.prompt);

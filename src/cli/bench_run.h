@@ -43,7 +43,7 @@ struct bench_plan {
     size_t chunk_tokens; /* 0: prompts are not cut */
     enum routing_kind routing;
     bool is_int8;               /* quantised matrices multiply int8 activations */
-    bool is_card;               /* the backend is a card's: no threads, routing as the model says */
+    bool is_card;               /* the backend is a card's: no threads */
     size_t probe_bytes_max;     /* memory for measuring the machine; 0: no limit */
     struct op_profile *profile; /* or NULL: filled with one more run of the first generation case */
 };
