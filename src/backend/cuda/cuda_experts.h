@@ -1,6 +1,6 @@
-/* cuda_experts.h - the routed experts' way of a few rows, for who does more in its kernels.
+/* cuda_experts.h - parts of the routed experts' way, for who does more with them.
  *
- * Place: backend/cuda; of cuda_experts.c, for cuda_fuse_moe.c. */
+ * Place: backend/cuda; of cuda_experts.c, for cuda_fuse_moe.c, and for those who move experts. */
 #ifndef BACKEND_CUDA_CUDA_EXPERTS_H
 #define BACKEND_CUDA_CUDA_EXPERTS_H
 
@@ -17,5 +17,11 @@ enum status cuda_experts_decode(struct cuda_backend *be, const struct op *op, vo
                                 const struct cuda_shape *shape, size_t extra,
                                 struct experts_args *args, struct cuda_grid grid[2],
                                 struct error *err);
+
+/* A weight as kernels see it. */
+struct experts_matrix cuda_experts_matrix(const struct weight *w);
+
+/* Rows that a step of n_rows (not 0) works off at a time; the last segment may have fewer. */
+size_t cuda_experts_segment(const struct cuda_backend *be, const struct op *op, size_t n_rows);
 
 #endif

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/cuda/cuda_private.h"
+#include "backend/expert_home.h"
 
 static enum status run_ops(struct cuda_backend *be, const struct state_pools *state,
                            struct error *err)
@@ -132,7 +133,9 @@ enum status cuda_run_step(struct cuda_backend *be, const struct state_pools *sta
                                  .has_forced_next = own->shape.view.forced_next != NULL};
     struct cuda_graph *g;
 
-    if (own->no_graphs || !own->shape.is_decode) {
+    /* Which experts a large step of a home streams, and from where, is another with each step. */
+    if (own->no_graphs || !own->shape.is_decode ||
+        (own->streaming && own->shape.n_rows > EXPERT_HOME_ROWS)) {
         return run_ops(be, state, err);
     }
     if (memcmp(&own->graph_pools, state, sizeof *state) != 0) {

@@ -33,6 +33,10 @@ void cuda_stream_close(struct cuda_backend *be);
 /* Bytes of device memory that cuda_stream_open() allocates: staging and tables. */
 size_t cuda_stream_bytes(const struct expert_home *home);
 
+/* Bytes that the scratch of a segment may have: `usual`, unless a test has set a limit, before prepare(). */
+size_t cuda_stream_scratch(const struct cuda_backend *be, size_t usual);
+void cuda_stream_limit(struct cuda_backend *be, size_t scratch_bytes);
+
 struct cuda_pass {
     const struct experts_matrix *experts; /* as experts_args has them, on the card */
     const int32_t *group_of;

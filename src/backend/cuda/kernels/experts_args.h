@@ -65,6 +65,11 @@ struct experts_args {
     int32_t has_perm;         /* some expert's inputs are sorted: `mid` is in plain order */
     int32_t group_max;        /* decode: pairs of an expert that are taken together */
     int32_t tile_max, stages; /* slots of a tile, depth of the ring of weights */
+    /* A launch of the products can be for one group of the experts; sort and sum are for all of them. What
+     * is computed does not depend on how experts are grouped. */
+    const int32_t *group_of; /* [n_experts], or NULL: all are one group */
+    int32_t group_now;
+    int32_t tiles_max; /* no launch has more tiles; with fewer blocks each takes several */
     /* Of all matrices in the same place, for the matrix kernels */
     int32_t dtype[EXPERTS_MATRICES], group[EXPERTS_MATRICES];
     /* scratch */

@@ -240,79 +240,90 @@ DEVICE void weight_rows_of(int rows[WARP_COLS], int col0, int n_out)
     }
 }
 
-KERNEL(experts_gate_up_plain, experts_args, EXPERTS_PLAIN_THREADS, 2)
+struct plain_shared {
+    float stage[EXPERTS_PLAIN_TILE * WARP * LANE_STRIDE];
+    struct find_shared find;
+    int32_t row_of[EXPERTS_PLAIN_TILE];
+};
+
+/* Gate and up of a tile, the block's columns from col_block on. */
+DEVICE void gate_up_plain(const struct experts_args *a, struct plain_shared *s,
+                          const struct experts_tile *tile, int col_block)
 {
-    SHARED float stage[EXPERTS_PLAIN_TILE * WARP * LANE_STRIDE];
-    SHARED struct find_shared shared;
-    SHARED int32_t row_of[EXPERTS_PLAIN_TILE];
-    int tid = (int)threadIdx.x, n_blocks = (a.width + EXPERTS_PLAIN_COLS - 1) / EXPERTS_PLAIN_COLS;
-    int col0 = (int)blockIdx.x % n_blocks * EXPERTS_PLAIN_COLS + tid / WARP * WARP_COLS;
+    int tid = (int)threadIdx.x, col0 = col_block * EXPERTS_PLAIN_COLS + tid / WARP * WARP_COLS;
+    const struct experts_matrix *w = a->experts + (size_t)tile->expert * EXPERTS_MATRICES;
     float y[WARP_COLS][EXPERTS_PLAIN_TILE], gate[WARP_COLS];
-    float *mid = (float *)a.mid;
-    const struct experts_matrix *w;
-    struct experts_tile tile;
+    float *mid = (float *)a->mid;
     int rows[WARP_COLS];
 
-    depend_launch();
-    depend_wait();
-    tile = find_tile(&shared, &a, EXPERTS_PLAIN_TILE, (int)blockIdx.x / n_blocks);
-    if (tile.n == 0) {
-        return;
-    }
-    if (tid < tile.n) {
-        row_of[tid] = a.slot_pair[tile.slot + tid] / a.top_k;
+    if (tid < tile->n) {
+        s->row_of[tid] = a->slot_pair[tile->slot + tid] / a->top_k;
     }
     block_sync();
-    w = a.experts + (size_t)tile.expert * EXPERTS_MATRICES;
-    weight_rows_of(rows, col0, a.width);
-    multiply_rows(y, stage, a.x, row_of, tile.n, w + EXPERTS_GATE, rows, a.hidden);
+    weight_rows_of(rows, col0, a->width);
+    multiply_rows(y, s->stage, a->x, s->row_of, tile->n, w + EXPERTS_GATE, rows, a->hidden);
     UNROLL
     for (int c = 0; c < WARP_COLS; c++) {
         gate[c] = own_result(y[c]);
     }
-    multiply_rows(y, stage, a.x, row_of, tile.n, w + EXPERTS_UP, rows, a.hidden);
+    multiply_rows(y, s->stage, a->x, s->row_of, tile->n, w + EXPERTS_UP, rows, a->hidden);
     UNROLL
     for (int c = 0; c < WARP_COLS; c++) {
-        enum dtype round = (enum dtype)a.round;
+        enum dtype round = (enum dtype)a->round;
         float g = round_f32(round, gate[c]), u = round_f32(round, own_result(y[c]));
 
-        if (tid % WARP < tile.n && col0 + c < a.width) {
-            mid[(size_t)(tile.slot + tid % WARP) * (size_t)a.width + (size_t)(col0 + c)] =
+        if (tid % WARP < tile->n && col0 + c < a->width) {
+            mid[(size_t)(tile->slot + tid % WARP) * (size_t)a->width + (size_t)(col0 + c)] =
                 round_f32(round, silu(g) * u);
         }
     }
 }
 
-KERNEL(experts_down_plain, experts_args, EXPERTS_PLAIN_THREADS, 2)
+DEVICE void down_plain(const struct experts_args *a, struct plain_shared *s,
+                       const struct experts_tile *tile, int col_block)
 {
-    SHARED float stage[EXPERTS_PLAIN_TILE * WARP * LANE_STRIDE];
-    SHARED struct find_shared shared;
-    SHARED int32_t row_of[EXPERTS_PLAIN_TILE];
-    int tid = (int)threadIdx.x, n_blocks = (a.n_out + EXPERTS_PLAIN_COLS - 1) / EXPERTS_PLAIN_COLS;
-    int col0 = (int)blockIdx.x % n_blocks * EXPERTS_PLAIN_COLS + tid / WARP * WARP_COLS;
+    int tid = (int)threadIdx.x, col0 = col_block * EXPERTS_PLAIN_COLS + tid / WARP * WARP_COLS;
+    const struct experts_matrix *w = a->experts + (size_t)tile->expert * EXPERTS_MATRICES;
     float y[WARP_COLS][EXPERTS_PLAIN_TILE];
-    struct experts_tile tile;
     int rows[WARP_COLS];
 
-    depend_launch();
-    depend_wait();
-    tile = find_tile(&shared, &a, EXPERTS_PLAIN_TILE, (int)blockIdx.x / n_blocks);
-    if (tile.n == 0) {
-        return;
-    }
-    if (tid < tile.n) {
-        row_of[tid] = tile.slot + tid;
+    if (tid < tile->n) {
+        s->row_of[tid] = tile->slot + tid;
     }
     block_sync();
-    weight_rows_of(rows, col0, a.n_out);
-    multiply_rows(y, stage, (const float *)a.mid, row_of, tile.n,
-                  a.experts + (size_t)tile.expert * EXPERTS_MATRICES + EXPERTS_DOWN, rows, a.width);
+    weight_rows_of(rows, col0, a->n_out);
+    multiply_rows(y, s->stage, (const float *)a->mid, s->row_of, tile->n, w + EXPERTS_DOWN, rows,
+                  a->width);
     UNROLL
     for (int c = 0; c < WARP_COLS; c++) {
         float v = own_result(y[c]);
 
-        if (tid % WARP < tile.n && col0 + c < a.n_out) {
-            a.y[(size_t)(tile.slot + tid % WARP) * (size_t)a.n_out + (size_t)(col0 + c)] = v;
+        if (tid % WARP < tile->n && col0 + c < a->n_out) {
+            a->y[(size_t)(tile->slot + tid % WARP) * (size_t)a->n_out + (size_t)(col0 + c)] = v;
         }
     }
 }
+
+/* Blocks as in experts_tile.cu. */
+#define PLAIN_KERNEL(name, cols_all, do_tile)                                                      \
+    KERNEL(name, experts_args, EXPERTS_PLAIN_THREADS, 2)                                           \
+    {                                                                                              \
+        SHARED struct plain_shared shared;                                                         \
+        int n_blocks = (a.cols_all + EXPERTS_PLAIN_COLS - 1) / EXPERTS_PLAIN_COLS;                 \
+        int which = (int)blockIdx.x / n_blocks;                                                    \
+        struct experts_tile tile;                                                                  \
+                                                                                                   \
+        depend_launch();                                                                           \
+        depend_wait();                                                                             \
+        while (which < a.tiles_max) {                                                              \
+            tile = find_tile(&shared.find, &a, EXPERTS_PLAIN_TILE, which);                         \
+            if (tile.n == 0) {                                                                     \
+                return;                                                                            \
+            }                                                                                      \
+            do_tile(&a, &shared, &tile, (int)blockIdx.x % n_blocks);                               \
+            which = next_tile(&shared.find, n_blocks);                                             \
+        }                                                                                          \
+    }
+
+PLAIN_KERNEL(experts_gate_up_plain, width, gate_up_plain)
+PLAIN_KERNEL(experts_down_plain, n_out, down_plain)

@@ -2,6 +2,7 @@
  *
  * Place: backend/cuda/kernels; around the products of experts_tile.cu and experts_plain.cu.
  * Order: slots are by expert, then by pair; nothing depends on which thread came first. */
+#include "backend/cuda/kernels/experts_find.cuh"
 #include "backend/cuda/kernels/experts_int4.cuh"
 
 enum { SORT_WARPS = EXPERTS_ROW_THREADS / WARP };
@@ -140,7 +141,8 @@ DEVICE void gather_row(uint16_t *packed, const T *row, const int32_t *perm, int 
     }
 }
 
-/* x for gate and for up: a block per slot and matrix. */
+/* x for gate and for up: a block per slot and matrix. Here, too, a launch may be for a group of experts: perm
+ * is where their weights are. */
 KERNEL(experts_gather_x, experts_args, EXPERTS_ROW_THREADS, 2)
 {
     int slot = (int)blockIdx.x / 2, m = (int)blockIdx.x % 2 ? EXPERTS_UP : EXPERTS_GATE;
@@ -149,10 +151,12 @@ KERNEL(experts_gather_x, experts_args, EXPERTS_ROW_THREADS, 2)
     depend_launch();
     depend_wait();
     if (slot < a.first[a.n_experts]) {
-        int pair = a.slot_pair[slot];
-        const struct experts_matrix *w =
-            a.experts + (size_t)a.idx[pair] * EXPERTS_MATRICES + (size_t)m;
+        int pair = a.slot_pair[slot], expert = a.idx[pair];
+        const struct experts_matrix *w = a.experts + (size_t)expert * EXPERTS_MATRICES + (size_t)m;
 
+        if (!is_of_group(&a, expert)) {
+            return;
+        }
         if (m == EXPERTS_UP) {
             to += (size_t)a.rows_max * (size_t)a.top_k;
         }
@@ -170,10 +174,13 @@ KERNEL(experts_gather_mid, experts_args, EXPERTS_ROW_THREADS, 2)
     depend_launch();
     depend_wait();
     if (slot < a.first[a.n_experts]) {
+        int expert = a.idx[a.slot_pair[slot]];
         const struct experts_matrix *w =
-            a.experts + (size_t)a.idx[a.slot_pair[slot]] * EXPERTS_MATRICES + EXPERTS_DOWN;
+            a.experts + (size_t)expert * EXPERTS_MATRICES + EXPERTS_DOWN;
 
-        gather_row(a.mid_packed + at, a.mid + at, w->perm, a.width, a.round);
+        if (is_of_group(&a, expert)) {
+            gather_row(a.mid_packed + at, a.mid + at, w->perm, a.width, a.round);
+        }
     }
 }
 

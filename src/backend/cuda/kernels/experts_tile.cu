@@ -186,21 +186,18 @@ DEVICE void work_open(struct tile_work *k, const struct experts_args *a, uint4 *
     }
 }
 
-/* A block: 64 columns of gate and up. With HAS_TWO the x of gate and that of up are different, by slot.
- * NT_MAX: 8 times this is the most that a tile has. */
+/* 64 columns of gate and up for tile `which`; false: there is none. With HAS_TWO the x of gate and that of
+ * up are different, by slot. NT_MAX: 8 times this is the most that a tile has. */
 template <int TYPE, bool HAS_TWO, int NT_MAX>
-DEVICE void gate_up(const struct experts_args *a, uint4 *ring, struct find_shared *shared,
-                    int32_t *rows)
+DEVICE bool gate_up(const struct experts_args *a, uint4 *ring, struct find_shared *shared,
+                    int32_t *rows, int col_block, int which)
 {
-    int n_blocks = (a->width + EXPERTS_GATE_COLS - 1) / EXPERTS_GATE_COLS, tid = (int)threadIdx.x;
-    int row = (int)blockIdx.x % n_blocks * EXPERTS_GATE_COLS + tid / WARP * 16;
+    int tid = (int)threadIdx.x, row = col_block * EXPERTS_GATE_COLS + tid / WARP * 16;
     struct tile_work k;
 
-    depend_launch();
-    depend_wait();
-    k.tile = find_tile(shared, a, a->tile_max, (int)blockIdx.x / n_blocks);
+    k.tile = find_tile(shared, a, a->tile_max, which);
     if (k.tile.n == 0) {
-        return;
+        return false;
     }
     if (tid < EXPERTS_TILE_MAX) {
         int slot = k.tile.slot + min(tid, k.tile.n - 1);
@@ -228,23 +225,21 @@ DEVICE void gate_up(const struct experts_args *a, uint4 *ring, struct find_share
     } else {
         gate_up_tile<TYPE, NT_MAX, HAS_TWO>(a, &k);
     }
+    return true;
 }
 
-/* A block: 128 columns of down. */
+/* 128 columns of down, likewise. */
 template <int TYPE, int NT_MAX>
-DEVICE void down(const struct experts_args *a, uint4 *ring, struct find_shared *shared,
-                 int32_t *rows)
+DEVICE bool down(const struct experts_args *a, uint4 *ring, struct find_shared *shared,
+                 int32_t *rows, int col_block, int which)
 {
-    int n_blocks = (a->n_out + EXPERTS_DOWN_COLS - 1) / EXPERTS_DOWN_COLS, tid = (int)threadIdx.x;
-    int row = (int)blockIdx.x % n_blocks * EXPERTS_DOWN_COLS + tid / WARP * 32;
+    int tid = (int)threadIdx.x, row = col_block * EXPERTS_DOWN_COLS + tid / WARP * 32;
     size_t row_bytes = (size_t)a->width / 2;
     struct tile_work k;
 
-    depend_launch();
-    depend_wait();
-    k.tile = find_tile(shared, a, a->tile_max, (int)blockIdx.x / n_blocks);
+    k.tile = find_tile(shared, a, a->tile_max, which);
     if (k.tile.n == 0) {
-        return;
+        return false;
     }
     if (tid < EXPERTS_TILE_MAX) {
         rows[tid] = k.tile.slot + min(tid, k.tile.n - 1);
@@ -269,26 +264,39 @@ DEVICE void down(const struct experts_args *a, uint4 *ring, struct find_shared *
     } else {
         down_tile<TYPE, NT_MAX>(a, &k);
     }
+    return true;
 }
 
-#define TILE_KERNEL(name, blocks, ...)                                                             \
+/* Blocks: one for each piece of `cols` of the n columns of each tile, or of every few tiles: a launch for
+ * some of the experts would else be mostly of blocks without a tile. */
+#define TILE_KERNEL(name, blocks, cols_all, cols, ...)                                             \
     KERNEL(name, experts_args, EXPERTS_TILE_THREADS, blocks)                                       \
     {                                                                                              \
         SHARED struct find_shared shared;                                                          \
         SHARED int32_t rows[EXPERTS_TILE_MAX];                                                     \
         DYNAMIC_SHARED(uint4, ring);                                                               \
+        int n_blocks = (a.cols_all + cols - 1) / cols, which = (int)blockIdx.x / n_blocks;         \
                                                                                                    \
-        __VA_ARGS__(&a, ring, &shared, rows);                                                      \
+        depend_launch();                                                                           \
+        depend_wait();                                                                             \
+        while (which < a.tiles_max &&                                                              \
+               __VA_ARGS__(&a, ring, &shared, rows, (int)blockIdx.x % n_blocks, which)) {          \
+            which = next_tile(&shared, n_blocks);                                                  \
+        }                                                                                          \
     }
+#define GATE_UP_KERNEL(name, blocks, ...)                                                          \
+    TILE_KERNEL(name, blocks, width, EXPERTS_GATE_COLS, __VA_ARGS__)
+#define DOWN_KERNEL(name, blocks, ...)                                                             \
+    TILE_KERNEL(name, blocks, n_out, EXPERTS_DOWN_COLS, __VA_ARGS__)
 
 /* Tiles of 64, of 32, and of 32 with two x. */
-TILE_KERNEL(experts_gate_up_tile_bf16, 2, gate_up<DTYPE_BF16, false, 8>)
-TILE_KERNEL(experts_gate_up_tile_f16, 2, gate_up<DTYPE_F16, false, 8>)
-TILE_KERNEL(experts_gate_up_small_bf16, 3, gate_up<DTYPE_BF16, false, 4>)
-TILE_KERNEL(experts_gate_up_small_f16, 3, gate_up<DTYPE_F16, false, 4>)
-TILE_KERNEL(experts_gate_up_perm_bf16, 2, gate_up<DTYPE_BF16, true, 4>)
-TILE_KERNEL(experts_gate_up_perm_f16, 2, gate_up<DTYPE_F16, true, 4>)
-TILE_KERNEL(experts_down_tile_bf16, 2, down<DTYPE_BF16, 8>)
-TILE_KERNEL(experts_down_tile_f16, 2, down<DTYPE_F16, 8>)
-TILE_KERNEL(experts_down_small_bf16, 3, down<DTYPE_BF16, 4>)
-TILE_KERNEL(experts_down_small_f16, 3, down<DTYPE_F16, 4>)
+GATE_UP_KERNEL(experts_gate_up_tile_bf16, 2, gate_up<DTYPE_BF16, false, 8>)
+GATE_UP_KERNEL(experts_gate_up_tile_f16, 2, gate_up<DTYPE_F16, false, 8>)
+GATE_UP_KERNEL(experts_gate_up_small_bf16, 3, gate_up<DTYPE_BF16, false, 4>)
+GATE_UP_KERNEL(experts_gate_up_small_f16, 3, gate_up<DTYPE_F16, false, 4>)
+GATE_UP_KERNEL(experts_gate_up_perm_bf16, 2, gate_up<DTYPE_BF16, true, 4>)
+GATE_UP_KERNEL(experts_gate_up_perm_f16, 2, gate_up<DTYPE_F16, true, 4>)
+DOWN_KERNEL(experts_down_tile_bf16, 2, down<DTYPE_BF16, 8>)
+DOWN_KERNEL(experts_down_tile_f16, 2, down<DTYPE_F16, 8>)
+DOWN_KERNEL(experts_down_small_bf16, 3, down<DTYPE_BF16, 4>)
+DOWN_KERNEL(experts_down_small_f16, 3, down<DTYPE_F16, 4>)
