@@ -76,6 +76,7 @@ struct expert_report {
 };
 
 struct expert_home_ops {
+    /* May call expert_insert before it returns. */
     void (*step_begin)(void *ctx, struct expert_orders *orders, size_t n_rows);
     void (*step_end)(void *ctx, const struct expert_report *report);
     /* For large steps: the slot that holds an expert, or -1. */

@@ -93,6 +93,7 @@ static void answer(struct mail *m, size_t layer, uint32_t ticket)
             box->y[i] = NAN;
         }
     }
+    log->compute_ns = clock_now_ns() - log->posted_ns;
     __atomic_store_n(&box->answered, ticket, __ATOMIC_RELEASE);
     log->answered_ns = clock_now_ns();
     if (box->n_rows > 0 && !log->has_failed) { /* the box stays as it is until the step's end */

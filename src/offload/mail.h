@@ -22,7 +22,8 @@ struct mail;
 /* What became of a layer's box in the last step. */
 struct mail_answer {
     uint64_t posted_ns, answered_ns; /* clock_now_ns(): seen, answered; 0: nothing was posted */
-    uint32_t n_experts;              /* distinct ones that were computed; 0: nothing to do */
+    uint64_t compute_ns;
+    uint32_t n_experts; /* distinct ones that were computed; 0: nothing to do */
     bool has_failed;
 };
 

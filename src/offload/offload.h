@@ -57,6 +57,7 @@ struct offload_stats {
     uint64_t n_next, n_next_used;      /* fetched ahead, and of those asked for in the same step */
     uint64_t n_streamed;               /* of large steps */
     uint64_t cpu_ns, cpu_wait_ns;      /* computing; from a post to its answer */
+    uint64_t n_failed;                 /* layers for which the CPU could not answer */
     double fetch_bytes_per_s, cpu_bytes_per_s; /* as measured of late; 0: not yet */
     double fetch_share;                        /* of misses, as decided of late */
 };

@@ -1,0 +1,527 @@
+/* offload.c - see offload.h.
+ *
+ * Between two steps nothing moves, so all decisions are taken there: step_begin says which slots may go and
+ * how misses are split, step_end learns what happened. Within a step only the mail thread works here.
+ *
+ * After a prompt slots hold what they held before, though its last rows tell what the answer will ask for.
+ * Experts that several of them chose are remembered by `streamed`, and brought in before the next small
+ * step: during the large one a slot must not change. */
+#include "offload/offload.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend.h"
+#include "base/clock.h"
+#include "base/size.h"
+#include "offload/expert_slots.h"
+#include "offload/mail.h"
+#include "offload/miss_split.h"
+
+enum {
+    TAIL_ROWS = 16,      /* of a prompt that tell what is needed next */
+    TAIL_CHOSEN_MIN = 3, /* times: chance alone gives that to one expert in seventy (8 of 256) */
+    WARM_LAYER_MAX = 4,  /* experts of a layer that are brought in after a prompt, */
+    WARM_STEP_MAX = 128, /* and in all: about 4 ms over a fast link */
+    TRIALS = 8,          /* of the CPU at the start */
+};
+
+struct warm { /* candidates of a layer */
+    size_t n;
+    int16_t expert[WARM_LAYER_MAX];
+};
+
+struct offload {
+    struct expert_home home;
+    struct backend *device, *cpu;
+    const uint8_t **blocks;
+    bool is_open; /* on the device */
+    struct expert_slots slots;
+    struct miss_split split;
+    struct mail *mail; /* or NULL */
+
+    uint32_t ticket; /* of the step before, or of the one that is open */
+    uint64_t step_start_ns;
+    uint32_t now, window;      /* small steps so far; see miss_split.h */
+    uint32_t *used_at;         /* [n_layers][n_experts] the small step, 0: never */
+    struct miss_layer *layers; /* [n_layers] of the last step */
+    uint8_t *tail_count;       /* [n_experts] */
+    struct warm *warm;         /* [n_layers] */
+    bool has_warm;
+
+    pthread_mutex_t lock;
+    struct offload_stats stats; /* guarded by lock; written by the thread that runs steps */
+};
+
+const char *expert_miss_name(enum expert_miss miss)
+{
+    static const char *const names[] = {"auto", "fetch", "cpu"};
+
+    return names[miss];
+}
+
+static bool is_expert(const struct offload *o, int32_t expert)
+{
+    return expert >= 0 && (size_t)expert < o->home.n_experts;
+}
+
+static bool insert(struct offload *o, size_t layer, size_t expert, size_t slot, struct error *err)
+{
+    if (o->device->ops->expert_insert(o->device, layer, expert, slot, err) != OK) {
+        return false;
+    }
+    expert_slots_put(&o->slots, slot, layer, expert);
+    return true;
+}
+
+/* --- after a prompt --- */
+
+/* The experts of the last rows that were chosen often and have no slot, most often first. */
+static void warm_choose(struct offload *o, struct warm *w, size_t layer, const int32_t *idx,
+                        size_t n)
+{
+    memset(o->tail_count, 0, o->home.n_experts);
+    for (size_t i = 0; i < n; i++) {
+        if (is_expert(o, idx[i])) {
+            expert_slots_touch(&o->slots, layer, (size_t)idx[i]);
+            o->tail_count[idx[i]]++;
+        }
+    }
+    w->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        int32_t e = idx[i];
+        size_t at = w->n;
+
+        if (!is_expert(o, e) || o->tail_count[e] < TAIL_CHOSEN_MIN ||
+            expert_slots_find(&o->slots, layer, (size_t)e) >= 0) {
+            continue;
+        }
+        while (at > 0 && o->tail_count[w->expert[at - 1]] < o->tail_count[e]) {
+            at--;
+        }
+        if (at < WARM_LAYER_MAX) {
+            size_t kept = size_min(w->n, WARM_LAYER_MAX - 1);
+
+            memmove(w->expert + at + 1, w->expert + at, (kept - at) * sizeof *w->expert);
+            w->expert[at] = (int16_t)e;
+            w->n = kept + 1;
+        }
+        o->tail_count[e] = 0; /* once */
+    }
+}
+
+static void streamed(void *ctx, size_t layer, size_t n_rows, const int32_t *idx, size_t n_streamed)
+{
+    struct offload *o = ctx;
+
+    if (layer >= o->home.n_layers) {
+        return;
+    }
+    if (idx) {
+        size_t n_tail = size_min(n_rows, TAIL_ROWS);
+
+        warm_choose(o, &o->warm[layer], layer, idx + (n_rows - n_tail) * o->home.top_k,
+                    n_tail * o->home.top_k);
+        o->has_warm = o->has_warm || o->warm[layer].n > 0;
+    }
+    pthread_mutex_lock(&o->lock);
+    o->stats.n_streamed += n_streamed;
+    o->stats.n_large_steps += layer == 0;
+    pthread_mutex_unlock(&o->lock);
+}
+
+/* Brings in what the last prompt's end used, the most wanted of each layer first. An insertion that fails
+ * shows in the step. */
+static void warm_insert(struct offload *o)
+{
+    size_t n_left = size_min(WARM_STEP_MAX, o->slots.n_slots);
+    bool is_good = true;
+
+    for (size_t i = 0; i < WARM_LAYER_MAX; i++) {
+        for (size_t l = 0; l < o->home.n_layers && is_good && n_left > 0; l++) {
+            const struct warm *w = &o->warm[l];
+
+            if (i < w->n && expert_slots_find(&o->slots, l, (size_t)w->expert[i]) < 0) {
+                is_good = insert(o, l, (size_t)w->expert[i], (size_t)o->slots.oldest, NULL);
+                n_left--;
+            }
+        }
+    }
+    memset(o->warm, 0, o->home.n_layers * sizeof *o->warm);
+    o->has_warm = false;
+}
+
+/* --- small steps --- */
+
+static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
+{
+    struct offload *o = ctx;
+    size_t n_victims;
+
+    if (o->has_warm) {
+        warm_insert(o);
+    }
+    o->step_start_ns = clock_now_ns();
+    o->ticket += o->ticket == UINT32_MAX ? 2 : 1; /* never 0 */
+    o->now++;
+    orders->ticket = o->ticket;
+    n_victims = miss_split_orders(&o->split, n_rows, orders);
+    orders->n_victims = (int32_t)expert_slots_victims(&o->slots, orders->victim,
+                                                      size_min(n_victims, EXPERT_HOME_VICTIMS));
+    if (o->mail) {
+        mail_open(o->mail, o->ticket);
+    }
+}
+
+/* Choices of a step: distinct ones, and those of them that were made within the window before. */
+static void count_choices(struct offload *o, const struct expert_report *r, struct miss_step *step)
+{
+    size_t n_pairs = r->n_rows * o->home.top_k;
+
+    for (size_t l = 0; l < o->home.n_layers; l++) {
+        uint32_t *used_at = o->used_at + l * o->home.n_experts;
+
+        for (size_t i = 0; i < n_pairs; i++) {
+            int32_t e = r->idx[l * n_pairs + i];
+
+            if (!is_expert(o, e) || used_at[e] == o->now) {
+                continue;
+            }
+            step->n_choices++;
+            step->n_recent += used_at[e] > 0 && o->now - used_at[e] <= o->window;
+            used_at[e] = o->now;
+        }
+    }
+    o->window = (uint32_t)miss_split_window(&o->split, step->n_choices);
+}
+
+/* The mirror follows: first what came in, then what was used, in the order of layers. */
+static void follow(struct offload *o, const struct expert_report *r)
+{
+    size_t n_pairs = r->n_rows * o->home.top_k;
+
+    for (size_t i = 0; i < r->n_insertions; i++) {
+        const struct expert_insertion *in = &r->insertions[i];
+
+        if (in->slot >= 0 && (size_t)in->slot < o->slots.n_slots && in->layer >= 0 &&
+            (size_t)in->layer < o->home.n_layers && is_expert(o, in->expert)) {
+            expert_slots_put(&o->slots, (size_t)in->slot, (size_t)in->layer, (size_t)in->expert);
+        }
+    }
+    for (size_t l = 0; l < o->home.n_layers; l++) {
+        for (size_t i = 0; i < n_pairs; i++) {
+            int32_t e = r->idx[l * n_pairs + i];
+
+            if (is_expert(o, e)) {
+                expert_slots_touch(&o->slots, l, (size_t)e);
+            }
+        }
+    }
+}
+
+/* Times and counts by layer, of the mail's log and the insertions. */
+static void see_layers(struct offload *o, const struct expert_report *r, uint64_t *cpu_ns,
+                       uint64_t *wait_ns, uint64_t *n_failed)
+{
+    const struct mail_answer *log = mail_log(o->mail);
+    size_t n = o->home.n_layers;
+
+    memset(o->layers, 0, n * sizeof *o->layers);
+    for (size_t i = 0; i < r->n_insertions;
+         i++) { /* those fetched ahead count in part, as all do */
+        int16_t l = r->insertions[i].layer;
+
+        if (l >= 0 && (size_t)l < n) {
+            o->layers[l].n_fetched += (double)r->n_fetched / (double)r->n_insertions;
+        }
+    }
+    for (size_t l = 0; l < n; l++) {
+        struct miss_layer *y = &o->layers[l];
+
+        if (l + 1 < n && log[l].posted_ns > 0 && log[l + 1].posted_ns > log[l].posted_ns) {
+            y->ns = (double)(log[l + 1].posted_ns - log[l].posted_ns);
+        }
+        y->n_cpu = log[l].n_experts;
+        y->cpu_ns = (double)log[l].compute_ns;
+        *n_failed += log[l].has_failed;
+        if (y->n_cpu > 0) {
+            *cpu_ns += log[l].compute_ns;
+            *wait_ns += log[l].answered_ns - log[l].posted_ns;
+        }
+    }
+}
+
+static void step_end(void *ctx, const struct expert_report *r)
+{
+    struct offload *o = ctx;
+    struct miss_step step = {.n_rows = r->n_rows,
+                             .ns = (double)(clock_now_ns() - o->step_start_ns),
+                             .n_fetched = r->n_fetched,
+                             .n_cpu = r->n_cpu};
+    uint64_t cpu_ns = 0, wait_ns = 0, n_failed = 0;
+
+    if (o->mail) {
+        mail_close(o->mail);
+        see_layers(o, r, &cpu_ns, &wait_ns, &n_failed);
+        step.layers = o->layers;
+    }
+    if (r->n_rows == 0 || r->n_rows > EXPERT_HOME_ROWS) {
+        return;
+    }
+    count_choices(o, r, &step);
+    follow(o, r);
+    miss_split_learn(&o->split, &step);
+
+    pthread_mutex_lock(&o->lock);
+    o->stats.n_steps++;
+    o->stats.n_hits += r->n_hits;
+    o->stats.n_fetched += r->n_fetched;
+    o->stats.n_cpu += r->n_cpu;
+    o->stats.n_next += r->n_next;
+    o->stats.n_next_used += r->n_next_used;
+    o->stats.n_failed += n_failed;
+    o->stats.cpu_ns += cpu_ns;
+    o->stats.cpu_wait_ns += wait_ns;
+    o->stats.fetch_bytes_per_s =
+        (double)o->home.block.n_bytes * 1e9 / miss_split_fetch_ns(&o->split);
+    o->stats.cpu_bytes_per_s =
+        o->mail ? (double)o->home.block.n_bytes * 1e9 / miss_split_cpu_ns(&o->split) : 0;
+    o->stats.fetch_share = o->split.fetched_share;
+    pthread_mutex_unlock(&o->lock);
+}
+
+static int32_t slot_of(void *ctx, size_t layer, size_t expert)
+{
+    const struct offload *o = ctx;
+
+    return expert_slots_find(&o->slots, layer, expert);
+}
+
+/* --- making and unmaking --- */
+
+static const struct expert_home_ops home_ops = {
+    .step_begin = step_begin, .step_end = step_end, .slot_of = slot_of, .streamed = streamed};
+
+static enum status check_shape(const struct offload_shape *s, const struct offload_options *opt,
+                               const struct backend *device, const struct backend *cpu,
+                               struct error *err)
+{
+    if (!device->ops->experts_open || !device->ops->expert_insert) {
+        return error_set(err, ERR_UNSUPPORTED, "the device '%s' has no way to do without experts",
+                         device->ops->name);
+    }
+    if (!cpu && opt->miss != EXPERT_MISS_FETCH) {
+        return error_set(err, ERR_UNSUPPORTED, "there is no CPU for missing experts");
+    }
+    if (s->n_layers == 0 || s->n_experts == 0 || s->top_k == 0 || s->top_k > s->n_experts ||
+        s->top_k > EXPERT_HOME_TOP_K || s->hidden != s->block.shape.hidden) {
+        return error_set(err, ERR_LIMIT,
+                         "%zu of %zu experts in each of %zu layers (at most %d at once)", s->top_k,
+                         s->n_experts, s->n_layers, EXPERT_HOME_TOP_K);
+    }
+    return OK;
+}
+
+static enum status tables_new(struct offload *o, const struct offload_shape *s, struct error *err)
+{
+    enum status rc = expert_slots_init(&o->slots, s->n_layers, s->n_experts, o->home.n_slots, err);
+
+    if (rc != OK) {
+        return rc;
+    }
+    o->blocks = calloc(s->n_layers, sizeof *o->blocks);
+    o->used_at = calloc(s->n_layers * s->n_experts, sizeof *o->used_at);
+    o->layers = calloc(s->n_layers, sizeof *o->layers);
+    o->tail_count = calloc(s->n_experts, sizeof *o->tail_count);
+    o->warm = calloc(s->n_layers, sizeof *o->warm);
+    if (!o->blocks || !o->used_at || !o->layers || !o->tail_count || !o->warm) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate tables of %zu experts",
+                         s->n_layers * s->n_experts);
+    }
+    memcpy(o->blocks, s->blocks, s->n_layers * sizeof *o->blocks);
+    return OK;
+}
+
+static enum status offload_init(struct offload *o, const struct offload_shape *s,
+                                const struct offload_options *opt, struct error *err)
+{
+    enum status rc = check_shape(s, opt, o->device, o->cpu, err);
+    size_t n_all;
+
+    if (rc != OK) {
+        return rc;
+    }
+    if (!size_mul(&n_all, s->n_layers, s->n_experts)) {
+        n_all = SIZE_MAX; /* refused below */
+    }
+    o->home = (struct expert_home){
+        .block = s->block,
+        .n_layers = s->n_layers,
+        .n_experts = s->n_experts,
+        .top_k = s->top_k,
+        .hidden = s->hidden,
+        .n_slots = size_min(opt->n_slots, n_all),
+        .n_staging = opt->n_staging > 0 ? size_max(opt->n_staging, 2) : OFFLOAD_STAGING_DEFAULT,
+        .has_cpu = opt->miss != EXPERT_MISS_FETCH,
+        .ops = &home_ops,
+        .ctx = o,
+    };
+    rc = tables_new(o, s, err);
+    if (rc != OK) {
+        return rc;
+    }
+    o->home.blocks = o->blocks;
+    rc = o->device->ops->experts_open(o->device, &o->home, err);
+    if (rc != OK) {
+        return rc;
+    }
+    o->is_open = true;
+    return o->home.has_cpu ? mail_new(&o->mail, &o->home, s->activations, o->cpu, err) : OK;
+}
+
+static void split_start(struct offload *o, const struct offload_options *opt, double fetch_ns,
+                        double cpu_ns)
+{
+    const struct miss_split_options so = {
+        .miss = opt->miss,
+        .no_split = opt->no_split,
+        .no_prefetch = opt->no_prefetch,
+        .n_layers = o->home.n_layers,
+        .n_experts = o->home.n_experts,
+        .n_slots = o->home.n_slots,
+        .top_k = o->home.top_k,
+        .fetch_ns = fetch_ns,
+        .cpu_ns = cpu_ns,
+    };
+
+    miss_split_init(&o->split, &so);
+    o->window = 1;
+}
+
+enum status offload_new(struct offload **out, const struct offload_shape *shape,
+                        const struct offload_options *opt, struct backend *device,
+                        struct backend *cpu, struct error *err)
+{
+    struct offload *o = calloc(1, sizeof *o);
+    enum status rc;
+
+    *out = NULL;
+    if (!o) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate the table of overflowing experts");
+    }
+    pthread_mutex_init(&o->lock, NULL);
+    o->device = device;
+    o->cpu = cpu;
+    rc = offload_init(o, shape, opt, err);
+    if (rc != OK) {
+        error_prefix(err, "experts that do not fit the device");
+        offload_free(o);
+        return rc;
+    }
+    split_start(o, opt, 0, 0);
+    o->stats.n_layers = o->home.n_layers;
+    o->stats.n_experts = o->home.n_experts;
+    o->stats.n_slots = o->home.n_slots;
+    o->stats.n_staging = o->home.n_staging;
+    o->stats.block_bytes = o->home.block.n_bytes;
+    *out = o;
+    return OK;
+}
+
+void offload_free(struct offload *o)
+{
+    if (!o) {
+        return;
+    }
+    mail_free(o->mail);
+    if (o->is_open) {
+        o->device->ops->experts_open(o->device, NULL, NULL);
+    }
+    expert_slots_release(&o->slots);
+    pthread_mutex_destroy(&o->lock);
+    free(o->blocks);
+    free(o->used_at);
+    free(o->layers);
+    free(o->tail_count);
+    free(o->warm);
+    free(o);
+}
+
+const struct expert_home *offload_home(const struct offload *o)
+{
+    return &o->home;
+}
+
+/* --- the first filling --- */
+
+/* What one expert takes the CPU: the best of some trials with one expert and with all that a row chooses,
+ * each with experts that no cache holds. 0: not known. */
+static double cpu_trial_ns(struct offload *o)
+{
+    size_t many = size_min(o->home.top_k, 4);
+    uint64_t best[2] = {UINT64_MAX, UINT64_MAX};
+
+    for (size_t i = 0; o->mail && i < 2 * TRIALS; i++) {
+        uint64_t ns;
+
+        if (mail_measure(o->mail, (i * 7) % o->home.n_layers, i * many, i % 2 ? many : 1, &ns,
+                         NULL) != OK) {
+            return 0;
+        }
+        best[i % 2] = ns < best[i % 2] ? ns : best[i % 2];
+    }
+    return o->mail && many > 1 && best[1] > best[0]
+               ? (double)(best[1] - best[0]) / (double)(many - 1)
+               : 0;
+}
+
+enum status offload_fill(struct offload *o, struct progress *progress, struct error *err)
+{
+    const struct expert_home *h = &o->home;
+    uint64_t start = clock_now_ns();
+    struct miss_split_options so = o->split.o;
+    enum status rc = OK;
+
+    if (progress) {
+        progress_start(progress, "experts to the device", PROGRESS_BYTES,
+                       h->n_slots * h->block.n_bytes);
+    }
+    for (size_t slot = 0; slot < h->n_slots;
+         slot++) { /* a first expert of each layer, a second... */
+        size_t layer = slot % h->n_layers, expert = slot / h->n_layers;
+
+        rc = o->device->ops->expert_insert(o->device, layer, expert, slot, err);
+        if (rc != OK) {
+            break;
+        }
+        expert_slots_put(&o->slots, slot, layer, expert);
+        if (progress) {
+            progress_update(progress, (slot + 1) * h->block.n_bytes);
+        }
+    }
+    if (rc == OK && o->device->ops->wait) {
+        rc = o->device->ops->wait(o->device, err);
+    }
+    if (progress) {
+        progress_finish(progress);
+    }
+    if (rc != OK) {
+        error_prefix(err, "experts to the device");
+        return rc;
+    }
+    so.fetch_ns = h->n_slots > 0 ? (double)(clock_now_ns() - start) / (double)h->n_slots : 0;
+    so.cpu_ns = cpu_trial_ns(o);
+    miss_split_init(&o->split, &so);
+    return OK;
+}
+
+void offload_read_stats(const struct offload *o, struct offload_stats *out)
+{
+    struct offload *open = (struct offload *)(uintptr_t)o; /* the lock is no part of what is read */
+
+    pthread_mutex_lock(&open->lock);
+    *out = o->stats;
+    pthread_mutex_unlock(&open->lock);
+}
