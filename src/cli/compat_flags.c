@@ -35,7 +35,8 @@
         .name = (flag_name), .kind = FLAG_CHOICE, .choices = (values), .no_effect = (why)          \
     }
 
-#define NO_OVERFLOW  "all weights are where the model runs; nothing overflows yet"
+#define OWN_OVERFLOW                                                                               \
+    "experts overflow by --cpu-offload-gb or --gpu-expert-slots, and --expert-miss serves them"
 #define OWN_GRAPHS   "decode steps are captured by their size; --disable-cuda-graph is the one choice"
 #define ONE_KERNEL   "there is one kernel for it on each device, the one the plan print-out names"
 #define ONE_MACHINE  "one process computes on one machine"
@@ -47,23 +48,14 @@
 #define NO_CODE      "no code of a model folder is ever run"
 #define NO_PROFILE   "there are no profiling hooks of this kind"
 
-enum { LAYERS_MAX = 4096 };
-
 static const struct flag device_flags[] = {
-    VALUE("cpu-offload-gb", NO_OVERFLOW),
-    WHOLE("offload-group-size", -1, LAYERS_MAX, NO_OVERFLOW),
-    WHOLE("offload-num-in-group", 0, LAYERS_MAX, NO_OVERFLOW),
-    WHOLE("offload-prefetch-step", 0, LAYERS_MAX, NO_OVERFLOW),
-    ONE_OF("offload-mode", "cpu|meta|shm_cpu|sharded_gpu", NO_OVERFLOW),
-    VALUE("gpu-expert-slots", NO_OVERFLOW),
-    ONE_OF("expert-miss", "auto|fetch|cpu", NO_OVERFLOW),
     SWITCH(
         "deterministic",
         "the same request gives the same text in any company on a CPU; on a card not always yet"),
     SWITCH(
         "enable-deterministic-inference",
         "the same request gives the same text in any company on a CPU; on a card not always yet"),
-    WHOLE("gpu-id-step", 0, 1024, NO_OVERFLOW),
+    WHOLE("gpu-id-step", 0, 1024, ONE_MACHINE),
     SWITCH("disable-prefill-cuda-graph", OWN_GRAPHS),
     SWITCH("disable-cuda-graph-padding", OWN_GRAPHS),
     SWITCH("disable-piecewise-cuda-graph", OWN_GRAPHS),
@@ -95,7 +87,7 @@ static const struct flag device_flags[] = {
     VALUE("triton-attention-num-kv-splits", ONE_KERNEL),
     VALUE("triton-attention-split-tile-size", ONE_KERNEL),
     SWITCH("triton-attention-reduce-in-fp32", "sums are in float32 always"),
-    SWITCH("enable-memory-saver", NO_OVERFLOW),
+    SWITCH("enable-memory-saver", "memory is taken once, at the start"),
     SWITCH("enable-p2p-check", ONE_MACHINE),
     SWITCH("disable-custom-all-reduce", ONE_MACHINE),
     SWITCH("enable-mscclpp", ONE_MACHINE),
@@ -166,12 +158,12 @@ static const struct flag other_flags[] = {
     VALUE("bucket-time-to-first-token", "the buckets of /metrics are fixed"),
     SWITCH("sleep-on-idle", "an idle server sleeps always"),
     VALUE("mm-process-config", "images are not read yet"),
-    VALUE("kt-weight-path", NO_OVERFLOW),
-    VALUE("kt-method", NO_OVERFLOW),
-    VALUE("kt-cpuinfer", NO_OVERFLOW),
-    VALUE("kt-threadpool-count", NO_OVERFLOW),
-    VALUE("kt-num-gpu-experts", NO_OVERFLOW),
-    VALUE("kt-max-deferred-experts-per-token", NO_OVERFLOW),
+    VALUE("kt-weight-path", OWN_OVERFLOW),
+    VALUE("kt-method", OWN_OVERFLOW),
+    VALUE("kt-cpuinfer", OWN_OVERFLOW),
+    VALUE("kt-threadpool-count", OWN_OVERFLOW),
+    VALUE("kt-num-gpu-experts", OWN_OVERFLOW),
+    VALUE("kt-max-deferred-experts-per-token", OWN_OVERFLOW),
     VALUE("moe-a2a-backend", ONE_MACHINE),
     VALUE("moe-dense-tp-size", ONE_MACHINE),
     VALUE("load-balance-method", ONE_MACHINE),
@@ -228,8 +220,7 @@ static const struct flag other_flags[] = {
 };
 
 const struct flag_group compat_groups[COMPAT_GROUPS] = {
-    {"GPU and offload (accepted; no effect)", device_flags,
-     sizeof device_flags / sizeof device_flags[0], NULL},
+    {"GPU (accepted; no effect)", device_flags, sizeof device_flags / sizeof device_flags[0], NULL},
     {"For compatibility (accepted; no effect)", other_flags,
      sizeof other_flags / sizeof other_flags[0], NULL},
 };

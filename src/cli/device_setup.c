@@ -8,18 +8,18 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "base/size.h"
+#include "cli/offload_flags.h"
 
 static const double GIB = 1073741824.0;
 
-/* What the driver itself and captured steps take besides: seen on cards, rounded up. */
-enum { CARD_RESERVE_BYTES = 96 << 20 };
+#define NO_CARD "this run computes on a CPU"
 
 /* ---- the card ---- */
 
 static void flag_idle(struct settings *s, const char *name, const char *asked, bool is_given)
 {
     if (is_given) {
-        settings_add(s, name, asked, "this run computes on a CPU", "no effect");
+        settings_add(s, name, asked, NO_CARD, "no effect");
     }
 }
 
@@ -37,6 +37,7 @@ static void flags_idle(struct settings *s, const struct model_flags *f)
     number_idle(s, "mem-fraction-static", f->mem_fraction_static);
     number_idle(s, "base-gpu-id", (double)f->base_gpu_id);
     flag_idle(s, "disable-cuda-graph", "true", f->disable_cuda_graph);
+    offload_flags_idle(s, f, NO_CARD);
 }
 
 static void describe_card(struct settings *s, const struct model_flags *f, struct backend *be)
@@ -96,15 +97,16 @@ size_t device_memory_base(const struct backend *card, const struct model_flags *
                                 : free_bytes;
 }
 
-size_t device_memory_left(struct backend *card, const struct model_flags *f)
+struct placement_target device_target(struct backend *card, const struct model_flags *f)
 {
-    size_t base = device_memory_base(card, f);
-    size_t left = base - size_min(base, cuda_backend_used(card) + CARD_RESERVE_BYTES);
+    struct placement_target t = {.card = *cuda_backend_card(card),
+                                 .base_bytes = device_memory_base(card, f),
+                                 .driver_bytes = cuda_backend_used(card),
+                                 .static_fraction = f->mem_fraction_static,
+                                 .no_graphs = f->disable_cuda_graph};
 
-    if (f->mem_fraction_static > 0) {
-        left = size_min(left, (size_t)((double)base * f->mem_fraction_static));
-    }
-    return left;
+    placement_target_host(&t);
+    return t;
 }
 
 /* ---- the CPU ---- */

@@ -10,6 +10,7 @@
 #include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
 #include "cli/model_setup.h"
+#include "cli/placement.h"
 #include "cli/settings.h"
 
 /* The card's backend in *out, or NULL: the model runs on the CPU. Rows of settings say what was decided, and
@@ -26,8 +27,7 @@ enum status cpu_open(struct backend **out, const struct model_flags *f,
 /* Bytes of the card that this process may use: what was free at the start, at most --gpu-memory-gb. */
 size_t device_memory_base(const struct backend *card, const struct model_flags *f);
 
-/* Bytes of the card that the model's weights, pools and buffers may take, for the check before loading:
- * what is free, --gpu-memory-gb and --mem-fraction-static considered. */
-size_t device_memory_left(struct backend *card, const struct model_flags *f);
+/* The card as a placement sees it; before anything was loaded. */
+struct placement_target device_target(struct backend *card, const struct model_flags *f);
 
 #endif

@@ -9,8 +9,8 @@
 
 enum { LINE_BYTES = 256 };
 
-static struct state_shape shape_of(const struct model_config *c, enum dtype conv,
-                                   enum dtype recurrent, enum dtype kv)
+struct state_shape memory_state_shape(const struct model_config *c, enum dtype conv,
+                                      enum dtype recurrent, enum dtype kv)
 {
     size_t channels = 2 * c->linear_n_key_heads * c->linear_key_dim +
                       c->linear_n_value_heads * c->linear_value_dim;
@@ -59,7 +59,7 @@ enum status memory_plan_make(struct memory_plan *out, const struct model_config 
                              enum dtype conv, enum dtype recurrent, enum dtype kv, size_t rows,
                              size_t out_rows, struct error *err)
 {
-    struct state_shape shape = shape_of(c, conv, recurrent, kv);
+    struct state_shape shape = memory_state_shape(c, conv, recurrent, kv);
     size_t logits = 0;
     *out = (struct memory_plan){.weight_bytes = weight_bytes};
     bool fits = pool_bytes(out, &shape, budget) &&

@@ -16,6 +16,10 @@ struct memory_plan {
     size_t weight_bytes, state_bytes, kv_bytes, scratch_bytes, total_bytes;
 };
 
+/* What a sequence carries, by the config. */
+struct state_shape memory_state_shape(const struct model_config *c, enum dtype conv,
+                                      enum dtype recurrent, enum dtype kv);
+
 /* ERR_LIMIT when a size overflows. rows: of a step; out_rows: of logits. */
 enum status memory_plan_make(struct memory_plan *out, const struct model_config *c,
                              size_t weight_bytes, const struct state_budget *budget,

@@ -1,6 +1,8 @@
 /* model_flags.c - the flags of every command that loads a model. See model_setup.h. */
 #include "cli/model_setup.h"
 
+enum { LAYERS_MAX = 4096 };
+
 #define AT(member) .offset = FLAG_OFFSET(struct model_flags, member)
 
 const struct flag model_flag_table[] = {
@@ -62,12 +64,57 @@ const struct flag model_flag_table[] = {
      .metavar = "F",
      .min = 0,
      .max = 1,
-     .help = "weights, KV pool and states fit in this part of the card's memory"},
+     .help = "weights, expert slots, KV pool and states fit in this part of the card's memory"},
     {.name = "disable-cuda-graph",
      .aliases = "disable-decode-cuda-graph",
      .kind = FLAG_BOOL,
      AT(disable_cuda_graph),
      .help = "launch every kernel of a step on its own; the same results"},
+    {.name = "cpu-offload-gb",
+     .kind = FLAG_STRING,
+     AT(cpu_offload_gb),
+     .metavar = "GIB|auto",
+     .help =
+         "at most so much of the routed experts may be in host memory only; 0: none; by default "
+         "auto, as much as does not fit"},
+    {.name = "gpu-expert-slots",
+     .kind = FLAG_STRING,
+     AT(gpu_expert_slots),
+     .metavar = "N|P%",
+     .help = "room on the card for so many routed experts; by default as many as fit"},
+    {.name = "expert-miss",
+     .kind = FLAG_CHOICE,
+     AT(expert_miss),
+     .choices = "auto|fetch|cpu",
+     .help = "an expert that is not on the card is fetched, or the CPU computes it; auto: what is "
+             "faster as measured"},
+    {.name = "offload-group-size",
+     .kind = FLAG_INT,
+     AT(offload_group_size),
+     .metavar = "LAYERS",
+     .min = -1,
+     .max = LAYERS_MAX,
+     .help = "experts overflow from the last layers of each group of so many, unless "
+             "--cpu-offload-gb is given"},
+    {.name = "offload-num-in-group",
+     .kind = FLAG_INT,
+     AT(offload_num_in_group),
+     .metavar = "LAYERS",
+     .min = 0,
+     .max = LAYERS_MAX,
+     .help = "how many layers of a group; by default 1"},
+    {.name = "offload-prefetch-step",
+     .kind = FLAG_INT,
+     AT(offload_prefetch_step),
+     .metavar = "LAYERS",
+     .min = 0,
+     .max = LAYERS_MAX,
+     .help = "0: nothing is fetched ahead; else predicted experts of the next layer are"},
+    {.name = "offload-mode",
+     .kind = FLAG_CHOICE,
+     AT(offload_mode),
+     .choices = "cpu|meta|shm_cpu|sharded_gpu",
+     .help = "for launch lines of other servers; experts overflow to host memory, which is cpu"},
     {.name = "cpu-activations",
      .kind = FLAG_CHOICE,
      AT(cpu_activations),
@@ -118,14 +165,15 @@ const struct flag model_flag_table[] = {
      .metavar = "TOKENS",
      .min = 1,
      .max = 1 << 28,
-     .help = "size of the KV pool; by default 65536, or what all running requests can fill"},
+     .help = "size of the KV pool; by default 65536 (262144 from 32 GiB on), or what all running "
+             "requests can fill"},
     {.name = "max-running-requests",
      .kind = FLAG_SIZE,
      AT(max_running_requests),
      .metavar = "N",
      .min = 1,
      .max = 1024,
-     .help = "requests computed at once; by default 32"},
+     .help = "requests computed at once; by default 32, where experts overflow 4"},
     {.name = "chunked-prefill-size",
      .kind = FLAG_INT,
      AT(chunked_prefill_size),
@@ -154,4 +202,7 @@ void model_flags_defaults(struct model_flags *f)
     f->dtype = f->kv_cache_dtype = f->mamba_ssm_dtype = f->cpu_activations = "auto";
     f->load_format = f->cpu_isa = f->device = "auto";
     f->dense_quant = "none";
+    f->expert_miss = "auto";
+    f->offload_group_size = f->offload_prefetch_step = -1;
+    f->offload_num_in_group = 1;
 }

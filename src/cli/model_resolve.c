@@ -56,8 +56,11 @@ static void resolve_activations(struct model_resolved *out, const struct model_f
 }
 
 static void resolve_dtypes(struct model_resolved *out, const struct model_flags *f,
-                           const struct model_config *c, bool on_card, struct settings *s)
+                           const struct model_config *c, const struct resolve_place *place,
+                           struct settings *s)
 {
+    bool on_card = place->card_bytes > 0;
+
     out->compute = dtype_named(f->dtype);
     const char *why = NULL;
     if (out->compute == DTYPE_NONE && on_card) {
@@ -89,7 +92,7 @@ static void resolve_dtypes(struct model_resolved *out, const struct model_flags 
     settings_add(s, "conv-state-dtype", "", "follows dtype, always", "%s",
                  dtype_name(out->compute));
 
-    if (on_card) {
+    if (on_card && !place->overflows) {
         settings_add(s, "cpu-activations", f->cpu_activations, "the card computes", "none");
     } else {
         resolve_activations(out, f, s);
@@ -185,15 +188,18 @@ static enum status resolve_chunk(struct model_resolved *out, const struct model_
 }
 
 enum status model_resolve(struct model_resolved *out, const struct model_flags *f,
-                          const struct model_config *c, size_t max_running, size_t card_bytes,
+                          const struct model_config *c, const struct resolve_place *place,
                           struct settings *s, struct error *err)
 {
     *out = (struct model_resolved){0};
-    out->is_large_card = card_bytes >= (size_t)LARGE_CARD_GIB << 30;
-    resolve_dtypes(out, f, c, card_bytes > 0, s);
-    out->max_running = f->max_running_requests ? f->max_running_requests : max_running;
+    out->is_large_card = place->card_bytes >= (size_t)LARGE_CARD_GIB << 30;
+    resolve_dtypes(out, f, c, place, s);
+    out->max_running = f->max_running_requests ? f->max_running_requests : place->max_running;
     settings_add_size(s, "max-running-requests", f->max_running_requests,
-                      f->max_running_requests ? NULL : "default", out->max_running);
+                      f->max_running_requests ? NULL
+                      : place->overflows      ? "experts overflow"
+                                              : "default",
+                      out->max_running);
     enum status rc = resolve_context(out, f, c, s, err);
     if (rc == OK) {
         rc = resolve_chunk(out, f, s, err);

@@ -14,6 +14,8 @@
 
 enum {
     MAX_RUNNING_DEFAULT = 32,
+    MAX_RUNNING_OVERFLOW = 4, /* where experts overflow: each sequence has its own, and its state's
+                                 memory is worth some forty slots */
     MAX_TOTAL_TOKENS_DEFAULT = 65536, /* KV pool on a CPU and on small cards */
     MAX_TOTAL_TOKENS_LARGE = 262144,  /* from LARGE_CARD_GIB on */
     CHUNK_TOKENS_DEFAULT = 2048,
@@ -33,10 +35,15 @@ struct model_resolved {
     bool is_large_card;
 };
 
-/* Adds one row to `settings` for each decision. max_running: when the flag is not given. card_bytes: memory
- * of the card that the model may use; 0: it runs on the CPU. ERR_USAGE names the flag. */
+struct resolve_place {
+    size_t card_bytes;  /* memory of the card that the model may use; 0: it runs on the CPU */
+    size_t max_running; /* when the flag is not given */
+    bool overflows;     /* the CPU may compute experts besides a card */
+};
+
+/* Adds one row to `settings` for each decision. ERR_USAGE names the flag. */
 enum status model_resolve(struct model_resolved *out, const struct model_flags *f,
-                          const struct model_config *c, size_t max_running, size_t card_bytes,
+                          const struct model_config *c, const struct resolve_place *place,
                           struct settings *settings, struct error *err);
 
 /* --quantization against the checkpoint's quant_method (NULL: not quantised). */

@@ -6,6 +6,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include "cli/device_setup.h"
 #include "cli/memory_check.h"
 #include "cli/model_resolve.h"
+#include "cli/placement.h"
 #include "model/dense_quant.h"
 
 /* ---- the checkpoint and what its JSON says -------------------------------------------------- */
@@ -93,11 +95,9 @@ static enum status read_generation(struct model_setup *s, const struct model_con
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-static enum status open_model(struct model_setup *s, const struct model_resolved *r,
-                              const struct model_setup_options *o, const struct log *log,
-                              struct error *err)
+static struct model_options options_of(const struct model_setup *s, const struct model_resolved *r,
+                                       const struct model_setup_options *o)
 {
-    struct progress progress;
     struct model_options mo = {
         .compute_dtype = r->compute,
         .kv_dtype = r->kv,
@@ -112,18 +112,32 @@ static enum status open_model(struct model_setup *s, const struct model_resolved
                    .context_max = r->context_length},
         .config_override = s->override,
         .gdn_chunk_min = o->gdn_chunk_min,
-        .pool = cpu_backend_pool(s->cpu),
+        .pool = s->cpu ? cpu_backend_pool(s->cpu) : NULL,
         .dense_quant = r->dense_quant,
     };
     if (o->out_rows_max) {
-        mo.out_rows_max = o->out_rows_max == SIZE_MAX ? r->rows_max : o->out_rows_max;
+        mo.out_rows_max = size_min(o->out_rows_max, r->rows_max);
+    }
+    return mo;
+}
+
+static enum status open_model(struct model_setup *s, const struct model_resolved *r,
+                              const struct model_setup_options *o, const struct log *log,
+                              struct error *err)
+{
+    struct model_options mo = options_of(s, r, o);
+    struct model_offload offload;
+    struct progress progress;
+
+    if (s->placement && placement_offload(&offload, s->placement, s->cpu)) {
+        mo.offload = &offload;
     }
     progress_init(&progress, STDERR_FILENO);
     bool show = !o->quiet || progress.is_tty;
     return model_open(&s->model, s->checkpoint, s->backend, &mo, log, show ? &progress : NULL, err);
 }
 
-/* What the kernels will read. Dense matrices that become int8 count as such: their originals are read
+/* What the kernels of a CPU will read. Dense matrices that become int8 count as such: their originals are read
  * once and may leave memory. Where the checkpoint itself quantises dense matrices, it is not known here
  * which ones stay; then the copies count besides. */
 static enum status weights_planned(size_t *out, const struct model_setup *s,
@@ -152,36 +166,130 @@ static enum status weights_planned(size_t *out, const struct model_setup *s,
     return rc;
 }
 
-static enum status check_memory(const struct model_setup *s, const struct model_flags *f,
-                                const struct model_config *c, const struct model_resolved *r,
-                                const struct model_setup_options *o, const struct log *log,
-                                struct error *err)
+static enum status check_memory(const struct model_setup *s, const struct model_config *c,
+                                const struct model_resolved *r, const struct model_setup_options *o,
+                                const struct log *log, struct error *err)
 {
     struct memory_plan plan;
-    struct state_budget budget = {.n_live = r->max_running + 1,
-                                  .n_snapshots = o->n_snapshots,
-                                  .n_tokens = r->max_total_tokens,
-                                  .context_max = r->context_length};
-    size_t out_rows = o->out_rows_max ? size_min(o->out_rows_max, r->rows_max) : r->max_running;
-    size_t weight_bytes = 0;
+    struct model_options mo = options_of(s, r, o);
+    size_t weight_bytes = 0, available;
     enum status rc = weights_planned(&weight_bytes, s, c, r, err);
     if (rc == OK) {
-        rc = memory_plan_make(&plan, c, weight_bytes, &budget, r->compute, r->recurrent, r->kv,
-                              r->rows_max, out_rows, err);
+        rc = memory_plan_make(&plan, c, weight_bytes, &mo.budget, r->compute, r->recurrent, r->kv,
+                              r->rows_max, mo.out_rows_max, err);
     }
     if (rc != OK) {
         return rc;
     }
-    bool on_card = s->backend != s->cpu;
-    size_t available = on_card ? device_memory_left(s->backend, f)
-                               : memory_available("/proc/meminfo", "/sys/fs/cgroup");
+    available = memory_available("/proc/meminfo", "/sys/fs/cgroup");
     if (!o->quiet) {
         char text[256];
         memory_plan_text(text, sizeof text, &plan);
-        log_info(log, "memory%s: %s; %.2f GiB are available", on_card ? " of the card" : "", text,
+        log_info(log, "memory: %s; %.2f GiB are available", text,
                  (double)available / (double)(1 << 30));
     }
     return memory_check(&plan, available, err);
+}
+
+/* ---- what goes where ------------------------------------------------------------------------ */
+
+static void print_lines(struct buf *text, const char *indent, const struct log *log)
+{
+    for (const char *p = buf_cstr(text); *p;) {
+        size_t len = strcspn(p, "\n");
+        log_info(log, "%s%.*s", indent, (int)len, p);
+        p += len + (p[len] == '\n');
+    }
+}
+
+static void print_placement(const struct placement *p, const struct log *log)
+{
+    struct buf text;
+    buf_init(&text);
+    placement_print(&text, p);
+    log_info(log, "placement:");
+    print_lines(&text, "", log);
+    buf_release(&text);
+}
+
+/* One attempt: types and sizes, then the plan that follows from them. */
+static enum status decide_once(struct model_setup *s, struct model_resolved *r,
+                               const struct model_flags *f, const struct model_setup_options *o,
+                               const struct model_config *c, const struct placement_target *target,
+                               const struct resolve_place *place, struct error *err)
+{
+    struct offload_request asked;
+    struct model_options mo;
+    enum status rc = offload_flags_read(&asked, f, err);
+    if (rc == OK) {
+        rc = model_resolve(r, f, c, place, &s->settings, err);
+    }
+    if (rc != OK) {
+        return rc;
+    }
+    r->rows_max = o->rows_max ? o->rows_max : r->rows_max;
+    if (!target) {
+        return OK;
+    }
+    if (!s->placement) {
+        s->placement = calloc(1, sizeof *s->placement);
+    } else {
+        placement_release(s->placement);
+    }
+    if (!s->placement) {
+        return error_set(err, ERR_NO_MEMORY, "cannot allocate the placement");
+    }
+    mo = options_of(s, r, o);
+    return placement_make(s->placement, target, &asked, s->checkpoint, c, &mo, err);
+}
+
+/* With the number of running requests that is usual where everything fits; where experts overflow, or nothing
+ * fits, with fewer. */
+enum status model_setup_decide(struct model_setup *s, struct model_resolved *r,
+                               const struct model_flags *f, const struct model_setup_options *o,
+                               const struct model_config *c, const struct placement_target *target,
+                               struct error *err)
+{
+    struct resolve_place place = {.card_bytes = target && !target->is_host ? target->base_bytes : 0,
+                                  .max_running =
+                                      o->max_running ? o->max_running : MAX_RUNNING_DEFAULT};
+    const struct settings before = s->settings;
+    enum status rc = decide_once(s, r, f, o, c, target, &place, err);
+    if (place.card_bytes > 0 &&
+        (rc == ERR_NO_MEMORY || (rc == OK && s->placement->plan.overflows))) {
+        place.overflows = true;
+        place.max_running = o->max_running ? o->max_running : MAX_RUNNING_OVERFLOW;
+        s->settings = before;
+        rc = decide_once(s, r, f, o, c, target, &place, err);
+    }
+    if (rc == OK && place.card_bytes > 0) {
+        placement_settings(&s->settings, s->placement, f);
+    }
+    return rc;
+}
+
+/* What the driver shows against what was planned; graphs and kernels that are loaded when they are first used
+ * are still to come out of the reserve. */
+static enum status check_used(const struct model_setup *s, const struct log *log, struct error *err)
+{
+    static const double mib = 1 << 20;
+    const struct budget_plan *b = &s->placement->plan;
+    size_t used = cuda_backend_used(s->backend), base = s->placement->target.base_bytes;
+    double planned = (double)(b->total_bytes - b->bytes[BUDGET_RESERVE]) / mib;
+
+    if (used > base) {
+        return error_set_param(err, ERR_NO_MEMORY, "gpu-memory-gb",
+                               "the card's memory: the driver shows %.0f MiB in use, %.0f MiB may "
+                               "be used and %.0f were planned; give --gpu-expert-slots fewer than "
+                               "%zu, or lower --max-total-tokens",
+                               (double)used / mib, (double)base / mib, planned, b->n_slots);
+    }
+    log_line(log, used > b->total_bytes ? LOG_WARNING : LOG_INFO,
+             "memory of the card: the driver shows %.0f MiB in use, %.0f planned so far, %.0f with "
+             "the reserve%s",
+             (double)used / mib, planned, (double)b->total_bytes / mib,
+             used > b->total_bytes ? ": more than planned" : "");
+    return OK;
 }
 
 /* ---- text ----------------------------------------------------------------------------------- */
@@ -238,11 +346,7 @@ static void print_dtypes(const struct model *m, const struct log *log)
     buf_init(&text);
     model_print_dtypes(m, &text);
     model_print_skipped(m, &text);
-    for (const char *p = buf_cstr(&text); *p;) {
-        size_t len = strcspn(p, "\n");
-        log_info(log, "  %.*s", (int)len, p);
-        p += len + (p[len] == '\n');
-    }
+    print_lines(&text, "  ", log);
     buf_release(&text);
 }
 
@@ -251,40 +355,44 @@ static enum status load(struct model_setup *s, const struct model_flags *f,
                         const struct log *log, struct error *err)
 {
     struct model_resolved r;
-    size_t max_running = o->max_running ? o->max_running : MAX_RUNNING_DEFAULT;
+    struct placement_target target;
     struct backend *card = NULL;
     enum status rc = device_open(&card, f, &s->settings, err);
     if (rc == OK) {
         s->backend = card; /* or NULL, until the CPU's is there */
-        rc = model_resolve(&r, f, c, max_running, card ? device_memory_base(card, f) : 0,
-                           &s->settings, err);
+        if (card) {
+            target = device_target(card, f);
+        }
+        rc = model_setup_decide(s, &r, f, o, c, card ? &target : NULL, err);
     }
     if (rc != OK) {
         return rc;
     }
-    r.rows_max = o->rows_max ? o->rows_max : r.rows_max;
     s->chunk_tokens = r.chunk_tokens;
     s->context_length = r.context_length;
     s->max_running = r.max_running;
     s->max_prefill_tokens = r.max_prefill_tokens;
     s->activations = r.activations;
     rc = cpu_open(&s->cpu, f, r.activations, !card, &s->settings, err);
-    if (rc == OK) {
-        s->backend = card ? card : s->cpu;
-        settings_print(&s->settings, log, o->quiet);
-        rc = check_memory(s, f, c, &r, o, log, err);
+    if (rc != OK) {
+        return rc;
     }
+    s->backend = card ? card : s->cpu;
+    settings_print(&s->settings, log, o->quiet);
+    if (card && !o->quiet) {
+        print_placement(s->placement, log);
+    }
+    rc = card ? OK : check_memory(s, c, &r, o, log, err);
     if (rc == OK) {
         rc = open_model(s, &r, o, log, err);
     }
-    return rc;
+    return rc == OK && card ? check_used(s, log, err) : rc;
 }
 
-static enum status open_all(struct model_setup *s, const struct model_flags *f,
-                            const struct model_setup_options *o, const struct log *log,
-                            struct error *err)
+enum status model_setup_describe(struct model_setup *s, struct model_config *config,
+                                 const struct model_flags *f, const struct log *log,
+                                 struct error *err)
 {
-    struct model_config config = {0};
     enum status rc = open_checkpoint(s, f, log, err);
     if (rc == OK) {
         settings_add(&s->settings, "model-path", f->model_path, NULL, "%s",
@@ -294,10 +402,16 @@ static enum status open_all(struct model_setup *s, const struct model_flags *f,
     if (rc == OK) {
         rc = check_quantization(s, f, err);
     }
-    if (rc != OK) {
-        return rc;
-    }
-    rc = model_config_read(&config, checkpoint_config(s->checkpoint), s->override, err);
+    return rc == OK ? model_config_read(config, checkpoint_config(s->checkpoint), s->override, err)
+                    : rc;
+}
+
+static enum status open_all(struct model_setup *s, const struct model_flags *f,
+                            const struct model_setup_options *o, const struct log *log,
+                            struct error *err)
+{
+    struct model_config config = {0};
+    enum status rc = model_setup_describe(s, &config, f, log, err);
     if (rc == OK) {
         rc = read_generation(s, &config, err);
     }
@@ -348,6 +462,10 @@ void model_setup_close(struct model_setup *s)
     }
     if (s->cpu) {
         s->cpu->ops->free(s->cpu);
+    }
+    if (s->placement) {
+        placement_release(s->placement);
+        free(s->placement);
     }
     checkpoint_close(s->checkpoint);
     json_object_put(s->override);

@@ -39,12 +39,23 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     size_t base_gpu_id;              /* which card */
     bool disable_cuda_graph;
     double gpu_memory_gb; /* GiB that the driver may show for this process; 0: the whole card */
-    double mem_fraction_static; /* of them for weights, KV and states; 0: what the rest leaves */
+    double mem_fraction_static;   /* of them for weights, KV and states; 0: what the rest leaves */
+    const char *cpu_offload_gb;   /* GIB|auto; NULL: not given. These are read by offload_flags.h */
+    const char *gpu_expert_slots; /* N|P%; NULL: not given */
+    int64_t offload_group_size;   /* layers; -1, 0: no groups */
+    int64_t offload_num_in_group;
+    int64_t offload_prefetch_step; /* -1: not given */
+    const char *offload_mode;      /* cpu|meta|shm_cpu|sharded_gpu; NULL: not given */
+    const char *expert_miss;       /* auto|fetch|cpu */
 };
 
 extern const struct flag model_flag_table[];
 extern const size_t model_flag_count;
 void model_flags_defaults(struct model_flags *f);
+
+struct placement;
+struct placement_target;
+struct model_resolved;
 
 struct model_setup {
     struct checkpoint *checkpoint;
@@ -59,6 +70,7 @@ struct model_setup {
     size_t chunk_tokens, context_length, max_running; /* chunk_tokens 0: prompts are not cut */
     size_t max_prefill_tokens;
     enum cpu_activations activations;
+    struct placement *placement;  /* on a card; else NULL */
     struct settings settings;     /* asked and done, for /server_info */
     struct json_object *override; /* --json-model-override-args, or NULL */
 };
@@ -83,6 +95,16 @@ enum status model_setup_open(struct model_setup *out, const struct model_flags *
                              const struct model_setup_options *o, const struct log *log,
                              struct error *err);
 void model_setup_close(struct model_setup *s);
+
+/* The beginnings of it, for `plan`, which opens no model: the checkpoint and its config (released by the
+ * caller); then types, sizes and the placement on the target (NULL: none is made). */
+enum status model_setup_describe(struct model_setup *s, struct model_config *config,
+                                 const struct model_flags *f, const struct log *log,
+                                 struct error *err);
+enum status model_setup_decide(struct model_setup *s, struct model_resolved *r,
+                               const struct model_flags *f, const struct model_setup_options *o,
+                               const struct model_config *c, const struct placement_target *target,
+                               struct error *err);
 
 const char *cpu_activations_name(enum cpu_activations a); /* as the flag says it */
 

@@ -57,7 +57,8 @@ struct resolved {
 static struct resolved resolve(const struct model_flags *f, const struct model_config *c)
 {
     struct resolved x = {0};
-    x.rc = model_resolve(&x.r, f, c, MAX_RUNNING_DEFAULT, 0, &x.s, &x.err);
+    const struct resolve_place place = {.max_running = MAX_RUNNING_DEFAULT};
+    x.rc = model_resolve(&x.r, f, c, &place, &x.s, &x.err);
     return x;
 }
 
@@ -353,7 +354,9 @@ static void test_seed_command(void **state)
         without_effect += r.seen[i]->no_effect ? 1 : 0;
     }
     assert_int_equal(r.n_seen, 12);
-    assert_int_equal(without_effect, 5); /* each of these prints its line */
+    assert_int_equal(without_effect, 3); /* each of these prints its line */
+    assert_string_equal(m.cpu_offload_gb, "12");
+    assert_int_equal(m.offload_group_size, 1);
     assert_true(m.mem_fraction_static == 0.80);
     assert_true(m.disable_cuda_graph);
 }

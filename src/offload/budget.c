@@ -101,6 +101,7 @@ static bool layout(struct budget_plan *p, const struct budget_input *in, bool ov
 {
     size_t in_place = (overflows ? in->n_layers - in->n_layers_overflow : in->n_layers);
     bool fits = true;
+    size_t layer;
 
     memcpy(p->bytes, in->bytes, sizeof p->bytes);
     for (int c = 0; overflows && c < BUDGET_CLASS_COUNT; c++) {
@@ -109,8 +110,8 @@ static bool layout(struct budget_plan *p, const struct budget_input *in, bool ov
     p->overflows = overflows;
     p->n_slots = overflows ? n_slots : 0;
     p->n_staging = overflows ? n_staging : 0;
-    return fits && size_mul(&p->bytes[BUDGET_EXPERTS], in_place, in->n_experts) &&
-           size_mul(&p->bytes[BUDGET_EXPERTS], p->bytes[BUDGET_EXPERTS], in->block_bytes) &&
+    return fits && size_mul(&layer, in->n_experts, in->block_bytes) &&
+           size_mul(&p->bytes[BUDGET_EXPERTS], in_place, size_max(layer, in->layer_bytes)) &&
            size_mul(&p->bytes[BUDGET_SLOTS], p->n_slots, in->block_bytes) &&
            size_mul(&p->bytes[BUDGET_STAGING], p->n_staging, in->block_bytes) && sum_up(p);
 }

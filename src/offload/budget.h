@@ -55,6 +55,7 @@ struct budget_input {
     size_t n_layers_overflow; /* of those that may overflow */
     size_t n_experts;         /* of a layer */
     size_t block_bytes;       /* of an expert */
+    size_t layer_bytes;       /* of a layer's experts with a place of their own; 0: as the blocks */
     size_t n_staging;         /* blocks wanted, at least BUDGET_STAGING_LEAST */
 
     enum budget_offload offload;

@@ -1,0 +1,256 @@
+/* placement_report.c - a placement as rows of the settings, as a table and as JSON. See placement.h. */
+#include "cli/placement.h"
+
+#include <stdio.h>
+
+enum { TEXT_BYTES = 64 };
+
+static double gib(size_t n_bytes)
+{
+    return (double)n_bytes / (double)(1 << 30);
+}
+
+static double per_cent(size_t n, size_t of)
+{
+    return of > 0 ? 100 * (double)n / (double)of : 0;
+}
+
+/* ---- asked and done ---- */
+
+static void settings_limit(struct settings *s, const struct placement *p,
+                           const struct model_flags *f)
+{
+    const struct budget_plan *b = &p->plan;
+    const char *asked = f->cpu_offload_gb ? f->cpu_offload_gb : "";
+
+    if (!b->overflows) {
+        settings_add(s, "cpu-offload-gb", asked, "everything fits the card", "0 GiB");
+        return;
+    }
+    settings_add(s, "cpu-offload-gb", asked,
+                 p->asked.offload == BUDGET_OFFLOAD_MAX ? "no more is needed" : NULL,
+                 "%.2f GiB of experts without a slot", gib(b->absent_bytes));
+}
+
+static void settings_groups(struct settings *s, const struct placement *p,
+                            const struct model_flags *f)
+{
+    char asked[TEXT_BYTES];
+
+    if (f->offload_group_size <= 0) {
+        return;
+    }
+    snprintf(asked, sizeof asked, "%lld", (long long)f->offload_group_size);
+    if (p->asked.has_limit) {
+        settings_add(s, "offload-group-size", asked, "--cpu-offload-gb decides", "no effect");
+        return;
+    }
+    settings_add(s, "offload-group-size", asked, NULL, "experts of %zu of %zu layers may overflow",
+                 p->in.n_layers_overflow, p->in.n_layers);
+    snprintf(asked, sizeof asked, "%lld", (long long)f->offload_num_in_group);
+    settings_add(s, "offload-num-in-group", asked, NULL, "%zu", p->asked.in_group);
+}
+
+static void settings_ways(struct settings *s, const struct placement *p,
+                          const struct model_flags *f)
+{
+    const char *idle = p->plan.overflows ? NULL : "no experts overflow";
+    const char *miss = f->expert_miss ? f->expert_miss : "auto";
+    char asked[TEXT_BYTES];
+
+    settings_add(s, "expert-miss", f->expert_miss, idle, "%s", idle ? "none" : miss);
+    if (f->offload_prefetch_step >= 0) {
+        snprintf(asked, sizeof asked, "%lld", (long long)f->offload_prefetch_step);
+        settings_add(s, "offload-prefetch-step", asked,
+                     idle                           ? idle
+                     : f->offload_prefetch_step > 1 ? "predictions reach one layer ahead"
+                                                    : NULL,
+                     "%s",
+                     idle                   ? "none"
+                     : p->asked.no_prefetch ? "nothing is fetched ahead"
+                                            : "predicted experts of the next layer");
+    }
+    if (f->offload_mode) {
+        settings_add(s, "offload-mode", f->offload_mode, "there is host memory only", "cpu");
+    }
+}
+
+void placement_settings(struct settings *s, const struct placement *p, const struct model_flags *f)
+{
+    const struct budget_plan *b = &p->plan;
+    char asked[TEXT_BYTES] = "";
+
+    if (f->mem_fraction_static > 0) {
+        snprintf(asked, sizeof asked, "%g", f->mem_fraction_static);
+    }
+    settings_add(s, "mem-fraction-static", asked, "weights, slots, KV, states", "%.3f",
+                 (double)b->static_bytes / (double)p->target.base_bytes);
+    settings_limit(s, p, f);
+    if (b->overflows) {
+        settings_add(s, "gpu-expert-slots", f->gpu_expert_slots,
+                     f->gpu_expert_slots ? NULL : "what there is room for", "%zu of %zu (%.1f%%)",
+                     b->n_slots, b->n_overflowing, per_cent(b->n_slots, b->n_overflowing));
+    } else if (f->gpu_expert_slots) {
+        settings_add(s, "gpu-expert-slots", f->gpu_expert_slots, "no experts can overflow",
+                     "no effect");
+    }
+    settings_groups(s, p, f);
+    settings_ways(s, p, f);
+}
+
+/* ---- the table ---- */
+
+static void print_row(struct buf *out, const char *name, size_t here, size_t host)
+{
+    char place[2][TEXT_BYTES] = {"-", "-"};
+
+    if (here > 0) {
+        snprintf(place[0], TEXT_BYTES, "%.3f GiB", gib(here));
+    }
+    if (host > 0) {
+        snprintf(place[1], TEXT_BYTES, "%.3f GiB", gib(host));
+    }
+    buf_appendf(out, "  %-20s %14s %14s\n", name, place[0], place[1]);
+}
+
+static void print_experts(struct buf *out, const struct placement *p)
+{
+    const struct budget_plan *b = &p->plan;
+    char each[TEXT_BYTES];
+
+    snprintf(each, sizeof each, b->slots_least == b->slots_most ? "%zu" : "%zu or %zu",
+             b->slots_least, b->slots_most);
+    buf_appendf(out, "  experts: %zu of %zu have a slot (%.1f%%), %s of %zu in each of %zu layers",
+                b->n_slots, b->n_overflowing, per_cent(b->n_slots, b->n_overflowing), each,
+                p->in.n_experts, p->in.n_layers_overflow);
+    if (p->in.n_layers > p->in.n_layers_overflow) {
+        buf_appendf(out, "; %zu layers keep all theirs", p->in.n_layers - p->in.n_layers_overflow);
+    }
+    buf_appendf(out, "; %.2f GiB without; %zu blocks of %.2f MB of staging\n", gib(b->absent_bytes),
+                b->n_staging, (double)p->in.block_bytes * 1e-6);
+    buf_appendf(out, "  host memory: %.2f GiB of it for experts", gib(b->host_bytes));
+    if (p->target.host_bytes_max != SIZE_MAX) {
+        buf_appendf(out, ", %.2f GiB are available", gib(p->target.host_bytes_max));
+    }
+    if (p->target.pin_bytes_max == SIZE_MAX) {
+        buf_append_str(out, "; pinning is not limited\n");
+    } else {
+        buf_appendf(out,
+                    "; pinning is limited to %.3f GiB%s (ulimit -l), which not all drivers "
+                    "heed\n",
+                    gib(p->target.pin_bytes_max),
+                    p->target.pin_bytes_max < b->host_bytes ? ", less than that" : "");
+    }
+}
+
+void placement_print(struct buf *out, const struct placement *p)
+{
+    const struct placement_target *t = &p->target;
+    const struct budget_plan *b = &p->plan;
+
+    if (!t->is_host) {
+        buf_appendf(out, "  %s, %.2f GiB%s; %.2f GiB may be used\n", t->card.name,
+                    gib(t->card.memory), t->is_assumed ? " assumed" : "", gib(t->base_bytes));
+    }
+    buf_appendf(out, "  %-20s %14s %14s\n", "", t->is_host ? "" : "card", "host");
+    for (int c = 0; c < BUDGET_CLASS_COUNT; c++) {
+        size_t host = c == BUDGET_EXPERTS ? b->host_bytes : 0;
+
+        if (b->bytes[c] > 0 || host > 0) {
+            print_row(out, budget_class_name((enum budget_class)c), t->is_host ? 0 : b->bytes[c],
+                      t->is_host ? b->bytes[c] : host);
+        }
+    }
+    print_row(out, "total", t->is_host ? 0 : b->total_bytes,
+              t->is_host ? b->total_bytes : b->host_bytes);
+    if (!t->is_host) {
+        buf_appendf(out, "  weights, slots, KV and states: %.3f GiB, %.3f of what may be used%s\n",
+                    gib(b->static_bytes), (double)b->static_bytes / (double)t->base_bytes,
+                    t->static_fraction > 0 ? " (--mem-fraction-static)" : "");
+    }
+    buf_appendf(out, "  %zu running requests, KV pool of %zu tokens\n", p->max_running,
+                p->max_total_tokens);
+    if (b->overflows) {
+        print_experts(out, p);
+    }
+}
+
+/* ---- JSON ---- */
+
+static bool put(struct json_object *o, const char *key, struct json_object *value)
+{
+    if (!value || json_object_object_add(o, key, value) != 0) {
+        json_object_put(value);
+        return false;
+    }
+    return true;
+}
+
+static bool put_size(struct json_object *o, const char *key, size_t n)
+{
+    return put(o, key, json_object_new_uint64(n));
+}
+
+/* "dense weights" -> "dense_weights" */
+static void key_of(char out[TEXT_BYTES], const char *name)
+{
+    snprintf(out, TEXT_BYTES, "%s", name);
+    for (char *c = out; *c; c++) {
+        *c = *c == ' ' ? '_' : *c;
+    }
+}
+
+static struct json_object *classes_json(const struct budget_plan *b)
+{
+    struct json_object *o = json_object_new_object();
+    char key[TEXT_BYTES];
+    bool ok = o != NULL;
+
+    for (int c = 0; ok && c < BUDGET_CLASS_COUNT; c++) {
+        key_of(key, budget_class_name((enum budget_class)c));
+        ok = put_size(o, key, b->bytes[c]);
+    }
+    if (!ok) {
+        json_object_put(o);
+        return NULL;
+    }
+    return o;
+}
+
+static struct json_object *experts_json(const struct placement *p)
+{
+    const struct budget_plan *b = &p->plan;
+    struct json_object *o = json_object_new_object();
+
+    if (o && put_size(o, "block_bytes", p->in.block_bytes) &&
+        put_size(o, "layers", p->in.n_layers) && put_size(o, "per_layer", p->in.n_experts) &&
+        put_size(o, "layers_overflowing", b->overflows ? p->in.n_layers_overflow : 0) &&
+        put_size(o, "overflowing", b->n_overflowing) && put_size(o, "slots", b->n_slots) &&
+        put_size(o, "staging_blocks", b->n_staging) &&
+        put_size(o, "absent_bytes", b->absent_bytes) && put_size(o, "host_bytes", b->host_bytes)) {
+        return o;
+    }
+    json_object_put(o);
+    return NULL;
+}
+
+struct json_object *placement_json(const struct placement *p)
+{
+    const struct placement_target *t = &p->target;
+    struct json_object *o = json_object_new_object();
+
+    if (o && put(o, "device", json_object_new_string(t->is_host ? "cpu" : "cuda")) &&
+        put(o, "card",
+            t->is_host ? json_object_new_string("") : json_object_new_string(t->card.name)) &&
+        put(o, "assumed", json_object_new_boolean(t->is_assumed)) &&
+        put_size(o, "memory_bytes", t->base_bytes) &&
+        put_size(o, "planned_bytes", p->plan.total_bytes) &&
+        put_size(o, "static_bytes", p->plan.static_bytes) &&
+        put_size(o, "max_running_requests", p->max_running) &&
+        put_size(o, "max_total_tokens", p->max_total_tokens) &&
+        put(o, "bytes", classes_json(&p->plan)) && put(o, "experts", experts_json(p))) {
+        return o;
+    }
+    json_object_put(o);
+    return NULL;
+}
