@@ -438,6 +438,7 @@ static void backend_free(struct backend *base)
             be->drv->stream_synchronize(be->stream);
         }
         plan_free(be);
+        cuda_offload_close(be);
         cuda_modules_free(be);
         cuda_staging_free(be);
         if (be->stream) {
@@ -505,6 +506,23 @@ static void write_later(struct backend *base, void *dst, const void *host, size_
     }
 }
 
+static enum status experts_open(struct backend *base, struct expert_home *home, struct error *err)
+{
+    struct cuda_backend *be = backend_of(base);
+    enum status rc = cuda_enter(be, err);
+
+    return rc == OK ? cuda_offload_open(be, home, err) : rc;
+}
+
+static enum status expert_insert(struct backend *base, size_t layer, size_t expert, size_t slot,
+                                 struct error *err)
+{
+    struct cuda_backend *be = backend_of(base);
+    enum status rc = cuda_enter(be, err);
+
+    return rc == OK ? cuda_offload_insert(be, layer, expert, slot, err) : rc;
+}
+
 static const struct backend_ops cuda_ops = {
     .name = "cuda",
     .check = check,
@@ -524,6 +542,8 @@ static const struct backend_ops cuda_ops = {
     .read_later = read_later,
     .write_later = write_later,
     .run_all = run_all,
+    .experts_open = experts_open,
+    .expert_insert = expert_insert,
     .upload = upload,
     .host_pin = host_pin,
     .host_unpin = host_unpin,

@@ -17,6 +17,7 @@
  * Takes:  16-bit activations, int4 experts in plain order, everything else of floats or int8 in whole pieces
  *         of 16 bytes. What is different runs op by op. */
 #include "backend/cuda/cuda_experts.h"
+#include "backend/cuda/cuda_offload.h"
 #include "backend/cuda/kernels/moe_args.h"
 #include "base/size.h"
 
@@ -271,6 +272,7 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
         .layer = ops[CHECK].layer,
         .bad_layer = shape->view.bad_layer,
     };
+    bool has_home = ops[EXPERTS].u.experts.home != NULL;
     struct cuda_grid grid[2], one = {.x = 1, .threads = MOE_THREADS};
     enum status rc = cuda_experts_decode(be, &ops[EXPERTS], op_data[EXPERTS], shape,
                                          down_extra(shape->n_rows), &gate.experts, grid, err);
@@ -278,11 +280,19 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
     (void)state;
     down.experts = gate.experts;
     down.experts.out = add->x.data;
+    if (has_home) {
+        choose.has_home = 1;
+        choose.home = cuda_offload_args(be, &ops[EXPERTS], shape);
+        down.join = cuda_offload_join(be, &ops[EXPERTS]);
+    }
     if (rc == OK) {
         rc = run_in(be, ops, &choose.route, shape, err);
     }
     if (rc == OK) {
         rc = cuda_launch(be, &moe_family, MOE_CHOOSE, one, &choose, err);
+    }
+    if (rc == OK && has_home) {
+        rc = cuda_offload_fetch(be, err);
     }
     if (rc == OK) {
         rc = cuda_launch(be, &moe_family, MOE_GATE + half, grid[0], &gate, err);

@@ -7,6 +7,7 @@
 
 #include "backend/cuda/cuda_forced.h"
 #include "backend/cuda/cuda_internal.h"
+#include "backend/cuda/cuda_offload.h"
 
 enum {
     CUDA_FAMILIES_MAX = 32,
@@ -87,6 +88,7 @@ struct cuda_private {
     struct cuda_shape shape;
     size_t step_rows, step_out_rows; /* really, not rounded up */
     size_t bad_at, margin_at;        /* where these two are in the tables */
+    size_t results_bytes;            /* from bad_at on: what a step brings back */
     bool step_is_open;
     uint64_t n_steps; /* begun so far */
 
@@ -94,6 +96,7 @@ struct cuda_private {
     uint8_t *expert_slots;         /* device memory: n_slots blocks; of cuda_offload.c */
     struct cuda_stream *streaming; /* cuda_stream.c */
     struct cuda_forced forced;
+    struct cuda_offload offload;
 
     struct cuda_graph graphs[CUDA_GRAPHS_MAX];
     size_t n_graphs;

@@ -5,8 +5,9 @@
  * Layout: one block, the same on the host (pinned) and on the card. Where a table begins depends only on
  *         the step's rounded sizes, so that a captured step finds its tables where it saw them first:
  *
- *             counts | bad_layer [rows] | router_margin [rows] | tokens [rows] | row_span [rows] |
- *             row_position [rows] | out_rows [out rows] | spans [spans] | pages, as many as there are
+ *             counts | bad_layer [rows] | router_margin [rows] | log and orders (cuda_offload.h) |
+ *             tokens [rows] | row_span [rows] | row_position [rows] | out_rows [out rows] |
+ *             spans [spans] | pages, as many as there are
  *
  * Sizes:  a decode step (every sequence one row) is rounded up, also when it is not captured: one set of
  *         launches, however it is run. Rows past the count hold harmless values. Other steps have their
@@ -49,7 +50,7 @@ size_t cuda_context_bucket(size_t n, size_t max)
 
 /* Byte offsets of the tables. */
 struct layout {
-    size_t counts, bad, margin, tokens, row_span, row_position, out_rows, spans, pages;
+    size_t counts, bad, margin, offload, tokens, row_span, row_position, out_rows, spans, pages;
 };
 
 static size_t table_place(size_t *end, size_t n, size_t each)
@@ -60,7 +61,8 @@ static size_t table_place(size_t *end, size_t n, size_t each)
     return at;
 }
 
-static struct layout layout_of(size_t n_rows, size_t n_out_rows, size_t n_spans)
+static struct layout layout_of(const struct cuda_backend *be, size_t n_rows, size_t n_out_rows,
+                               size_t n_spans)
 {
     struct layout l;
     size_t end = 0;
@@ -68,6 +70,7 @@ static struct layout layout_of(size_t n_rows, size_t n_out_rows, size_t n_spans)
     l.counts = table_place(&end, STEP_COUNTS, sizeof(int32_t));
     l.bad = table_place(&end, n_rows, sizeof(int32_t));
     l.margin = table_place(&end, n_rows, sizeof(float));
+    l.offload = table_place(&end, cuda_offload_bytes(be, n_rows), 1);
     l.tokens = table_place(&end, n_rows, sizeof(int32_t));
     l.row_span = table_place(&end, n_rows, sizeof(int32_t));
     l.row_position = table_place(&end, n_rows, sizeof(int32_t));
@@ -90,7 +93,8 @@ size_t cuda_tables_bytes(const struct cuda_backend *be, size_t *pages_max)
     /* At least one sequence of full length fits, however long that is; and one page number more is
      * there always, for tables that are read where no sequence is. */
     *pages_max = size_max(size_min(spans_max * each, CUDA_PAGES_MAX), each);
-    return layout_of(be->rows_max, be->rows_max, be->rows_max).pages +
+    return cuda_offload_bytes(be, size_min(be->rows_max, EXPERT_HOME_ROWS)) +
+           layout_of(be, be->rows_max, be->rows_max, be->rows_max).pages +
            (*pages_max + 1) * sizeof(int32_t);
 }
 
@@ -275,6 +279,31 @@ static struct step_view view_of(const struct cuda_backend *be, const struct layo
                                   has_margin ? (float *)(uintptr_t)(d + l->margin) : NULL};
 }
 
+/* What the kernels wrote into the tables, to the host. */
+static enum status results_fetch(struct cuda_backend *be, struct error *err)
+{
+    struct cuda_private *own = be->own;
+    enum status rc = cuda_result(be,
+                                 be->drv->memcpy_dtoh_async(own->tables + own->bad_at,
+                                                            own->device_tables + own->bad_at,
+                                                            own->results_bytes, be->stream),
+                                 err, "cuMemcpyDtoHAsync of a step's flags");
+
+    return rc == OK ? cuda_wait(be, err) : rc; /* the one place where a step waits for the card */
+}
+
+/* The step before failed on the way. Kernels may still read its tables, and experts may have moved. */
+static enum status step_abandon(struct cuda_backend *be, struct error *err)
+{
+    enum status rc = results_fetch(be, err);
+
+    be->own->step_is_open = false;
+    if (rc == OK) {
+        cuda_offload_end(be, NULL);
+    }
+    return rc;
+}
+
 enum status cuda_step_begin(struct cuda_backend *be, const struct step *step, struct error *err)
 {
     struct cuda_private *own = be->own;
@@ -287,9 +316,8 @@ enum status cuda_step_begin(struct cuda_backend *be, const struct step *step, st
         return error_set(err, ERR_INTERNAL, "prepare() comes before a step");
     }
     rc = step_check(be, step, err);
-    if (rc == OK && own->step_is_open) { /* it failed on the way; its tables may still be read */
-        own->step_is_open = false;
-        rc = cuda_wait(be, err);
+    if (rc == OK && own->step_is_open) {
+        rc = step_abandon(be, err);
     }
     if (rc != OK) {
         return rc;
@@ -298,9 +326,14 @@ enum status cuda_step_begin(struct cuda_backend *be, const struct step *step, st
     own->n_steps++;
     own->step_rows = step->n_rows;
     own->step_out_rows = step->n_out_rows;
-    l = layout_of(own->shape.n_rows, own->shape.n_out_rows, own->shape.n_spans);
+    l = layout_of(be, own->shape.n_rows, own->shape.n_out_rows, own->shape.n_spans);
     own->bad_at = l.bad;
     own->margin_at = l.margin;
+    own->results_bytes = cuda_offload_log_bytes(be, own->shape.n_rows);
+    own->results_bytes += (own->results_bytes    ? l.offload
+                           : step->router_margin ? l.margin + step->n_rows * sizeof(float)
+                                                 : l.bad + step->n_rows * sizeof(int32_t)) -
+                          l.bad;
     own->shape.view = view_of(be, &l, step->router_margin != NULL);
     counts = (int32_t *)(own->tables + l.counts);
     counts[STEP_ROWS] = (int32_t)step->n_rows;
@@ -308,6 +341,7 @@ enum status cuda_step_begin(struct cuda_backend *be, const struct step *step, st
     counts[STEP_SPANS] = (int32_t)step->n_spans;
     rows_fill(own->tables, &l, &own->shape, step);
     n_pages = spans_fill(own->tables, &l, &own->shape, step);
+    cuda_offload_begin(be, l.offload);
     bytes = l.pages + n_pages * sizeof(int32_t);
     rc = cuda_result(be,
                      be->drv->memcpy_htod_async(own->device_tables, own->tables, bytes, be->stream),
@@ -325,22 +359,16 @@ enum status cuda_step_end(struct cuda_backend *be, const struct step *step, stru
 {
     struct cuda_private *own = be->own;
     const int32_t *bad = (const int32_t *)(own->tables + own->bad_at);
-    size_t until = step->router_margin ? own->margin_at + step->n_rows * sizeof(float)
-                                       : own->bad_at + step->n_rows * sizeof(int32_t);
     enum status rc;
 
     if (!own->step_is_open) {
         return error_set(err, ERR_INTERNAL, "a step ends that has not begun");
     }
-    rc = cuda_result(be,
-                     be->drv->memcpy_dtoh_async(own->tables + own->bad_at,
-                                                own->device_tables + own->bad_at,
-                                                until - own->bad_at, be->stream),
-                     err, "cuMemcpyDtoHAsync of a step's flags");
-    if (rc == OK) {
-        rc = cuda_wait(be, err); /* the one place where a step waits for the card */
-    }
+    rc = results_fetch(be, err);
     own->step_is_open = false;
+    if (rc == OK) {
+        rc = cuda_offload_end(be, err);
+    }
     for (size_t i = 0; rc == OK && step->bad_layer && i < step->n_rows; i++) {
         if (bad[i] != CUDA_NO_BAD_LAYER) {
             step->bad_layer[i] = (int16_t)bad[i];

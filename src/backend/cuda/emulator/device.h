@@ -236,6 +236,31 @@ DEVICE void memory_fence(void)
     __asm__ volatile("" ::: "memory");
 }
 
+DEVICE void system_fence(void)
+{
+    emulator_system_fence();
+}
+DEVICE uint32_t system_load(const uint32_t *p)
+{
+    return emulator_system_load(p);
+}
+DEVICE float system_value(const float *p)
+{
+    return *p;
+}
+DEVICE void system_store2(uint32_t *p, uint32_t first, uint32_t second)
+{
+    emulator_system_store2(p, first, second);
+}
+DEVICE uint64_t system_ns(void)
+{
+    return emulator_system_ns();
+}
+DEVICE void system_pause(void)
+{
+    emulator_system_pause();
+}
+
 DEVICE uint32_t bf16_pair_from_f32(float low, float high)
 {
     return (uint32_t)bf16_from_f32(low) | (uint32_t)bf16_from_f32(high) << 16;

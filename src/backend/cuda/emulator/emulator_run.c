@@ -9,10 +9,12 @@
 #include "backend/cuda/emulator/emulator_run.h"
 
 #include <assert.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "backend/cuda/emulator/emulator_fiber.h"
 #include "backend/cuda/emulator/emulator_races.h"
@@ -642,6 +644,40 @@ uint32_t emulator_atomic_max_u32(uint32_t *p, uint32_t v)
 
     *p = v > old ? v : old;
     return old;
+}
+
+/* ---- what a thread of the host sees ---- */
+
+void emulator_system_fence(void)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+uint32_t emulator_system_load(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+/* In one piece, and the first word in the lower bytes. */
+void emulator_system_store2(uint32_t *p, uint32_t first, uint32_t second)
+{
+    if ((uintptr_t)p % 8) {
+        emulator_fail("two words at once to %p, which is not at a border of 8 bytes", (void *)p);
+    }
+    __atomic_store_n((uint64_t *)(void *)p, (uint64_t)second << 32 | first, __ATOMIC_RELEASE);
+}
+
+uint64_t emulator_system_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void emulator_system_pause(void)
+{
+    sched_yield();
 }
 
 /* ---- blocks ---- */

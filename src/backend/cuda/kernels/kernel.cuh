@@ -99,6 +99,45 @@ memory_fence(void) /* what this thread wrote is visible to the whole card before
     __threadfence();
 }
 
+/* Memory that a thread of the host reads and writes meanwhile. system_fence: what this thread wrote is
+ * visible there before what follows. system_load sees what the host wrote, and what it wrote before
+ * that is seen by what follows: system_value, which itself orders nothing. system_store2: two words at
+ * once, the first at an 8-byte border. */
+DEVICE void system_fence(void)
+{
+    __threadfence_system();
+}
+DEVICE uint32_t system_load(const uint32_t *p)
+{
+    uint32_t v;
+
+    asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+DEVICE float system_value(const float *p)
+{
+    float v;
+
+    asm volatile("ld.relaxed.sys.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+}
+DEVICE void system_store2(uint32_t *p, uint32_t first, uint32_t second)
+{
+    asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"((uint64_t)second << 32 | first)
+                 : "memory");
+}
+DEVICE uint64_t system_ns(void)
+{
+    uint64_t v;
+
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(v));
+    return v;
+}
+DEVICE void system_pause(void) /* between two looks at the same word */
+{
+    __nanosleep(100);
+}
+
 DEVICE float bf16_to_f32(uint16_t h)
 {
     return __uint_as_float((uint32_t)h << 16);

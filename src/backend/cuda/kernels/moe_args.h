@@ -2,13 +2,14 @@
  *
  * Place: backend/cuda/kernels; C and device code. Filled by cuda_fuse_moe.c.
  * Order: moe_in_*    norm, the router's logits; beside them the shared expert up to its product
- *        moe_choose  the choice
+ *        moe_choose  the choice; with a home (expert_home.h) experts_fetch follows
  *        moe_gate_*  gate and up of the chosen experts
  *        moe_down_*  the experts' down, the shared expert's, the sums, the check */
 #ifndef BACKEND_CUDA_MOE_ARGS_H
 #define BACKEND_CUDA_MOE_ARGS_H
 
 #include "backend/cuda/kernels/experts_args.h"
+#include "backend/cuda/kernels/offload_args.h"
 #include "backend/cuda/kernels/route_args.h"
 
 enum {
@@ -48,6 +49,8 @@ struct moe_in_args {
 /* One block; a warp per row. */
 struct moe_choose_args {
     struct route_args route;
+    int32_t has_home; /* whether these experts overflow: then also */
+    struct offload_args home;
 };
 
 /* As experts_gate_up_decode_*. */
@@ -59,6 +62,7 @@ struct moe_gate_args {
 struct moe_down_args {
     struct experts_args experts; /* .out: the residual, += */
     struct moe_matrix down;
+    struct offload_join join;
     const float *mid;   /* [rows][shared_width] */
     const float *share; /* [rows] before the sigmoid, or NULL */
     int32_t shared_width;

@@ -1,19 +1,43 @@
-/* moe_choose.cu - the router's choices, made once for the kernels that follow.
+/* moe_choose.cu - the router's choices, made once for the kernels that follow; where experts overflow, also who
+ * computes which.
  *
  * Place: backend/cuda/kernels; launched by cuda_fuse_moe.c between moe_in.cu and moe_gate.cu.
  * Idea:  one block, a warp per row. A launch of its own costs about two microseconds; what it was measured
  *        against is that every block of two kernels chooses for itself, which took the two 11 instead of
  *        about 6 each, and registers for the choice where weights should be on their way. */
 #include "backend/cuda/kernels/moe_args.h"
+#include "backend/cuda/kernels/offload_resolve.cuh"
 #include "backend/cuda/kernels/route_choose.cuh"
+
+enum { PAIRS_MAX = MOE_ROWS_MAX * ROUTE_TOP_K_MAX };
+
+/* The choices of all rows to where the op's are. Ends with a barrier. */
+DEVICE void choices_put(const struct route_args *a, const int32_t *idx, const float *prob)
+{
+    int n = min(a->view.counts[STEP_ROWS], (int)MOE_ROWS_MAX) * a->top_k;
+
+    block_sync();
+    for (int i = (int)threadIdx.x; i < n; i += MOE_THREADS) {
+        a->idx[i] = idx[i];
+        a->prob[i] = prob[i];
+    }
+    block_sync();
+}
 
 KERNEL(moe_choose, moe_choose_args, MOE_THREADS, 1)
 {
-    int row = (int)threadIdx.x / WARP;
+    SHARED int32_t idx[PAIRS_MAX];
+    SHARED float prob[PAIRS_MAX];
+    SHARED struct resolve_shared shared;
+    int row = (int)threadIdx.x / WARP, at = row * a.route.top_k;
 
     depend_launch();
     depend_wait();
     if (row < a.route.view.counts[STEP_ROWS]) {
-        select_row(&a.route, row, 1);
+        choose_any(idx + at, prob + at, &a.route, row, 1);
+    }
+    choices_put(&a.route, idx, prob);
+    if (a.has_home) {
+        resolve(&shared, &a.home, idx, prob);
     }
 }

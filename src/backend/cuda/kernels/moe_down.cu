@@ -7,6 +7,7 @@
  *        computed while gate and up of the routed ones still run. */
 #include "backend/cuda/kernels/experts_decode.cuh"
 #include "backend/cuda/kernels/moe_weights.cuh"
+#include "backend/cuda/kernels/offload_join.cuh"
 
 enum {
     COL_THREADS = EXPERTS_DECODE_THREADS / EXPERTS_DECODE_COLS, /* of an output column */
@@ -98,9 +99,10 @@ DEVICE void shared_down_any(float *shared, const struct moe_down_args *a, int n_
     }
 }
 
-/* x += routed + share * shared, and whether that is finite: a half warp has a row's columns. */
+/* x += routed + share * shared, and whether that is finite: a half warp has a row's columns. is_joined: some
+ * of the routed ones are the CPU's. */
 DEVICE void residual_add(const struct moe_down_args *a, const struct down_block *b,
-                         const float *shared)
+                         const float *shared, bool is_joined)
 {
     const struct experts_args *e = &a->experts;
     int tid = (int)threadIdx.x, row = tid / EXPERTS_DECODE_COLS, col = tid % EXPERTS_DECODE_COLS;
@@ -108,10 +110,14 @@ DEVICE void residual_add(const struct moe_down_args *a, const struct down_block 
     uint32_t bad;
 
     if (row < b->n_rows) {
-        float *x = e->out + (size_t)row * (size_t)e->n_out + (size_t)(b->col0 + col);
-        float share = a->share ? sigmoid(a->share[row]) : 1.0f;
-        float v = *x + routed_sum(b, e, row, col);
+        size_t at = (size_t)row * (size_t)e->n_out + (size_t)(b->col0 + col);
+        float *x = e->out + at, share = a->share ? sigmoid(a->share[row]) : 1.0f;
+        float routed = routed_sum(b, e, row, col), v;
 
+        if (is_joined) {
+            routed += join_value(&a->join, at);
+        }
+        v = *x + routed;
         v += share * shared[tid];
         *x = v;
         is_bad = (f32_bits(v) & 0x7f800000u) == 0x7f800000u;
@@ -125,6 +131,7 @@ DEVICE void residual_add(const struct moe_down_args *a, const struct down_block 
 template <int TYPE> DEVICE void moe_down(const struct moe_down_args *a, uint4 *dynamic)
 {
     struct down_block b;
+    bool is_joined;
     float *shared;
 
     depend_launch();
@@ -133,8 +140,15 @@ template <int TYPE> DEVICE void moe_down(const struct moe_down_args *a, uint4 *d
     shared_down_any(shared, a, b.n_rows);
     down_scales(&b, &a->experts);
     depend_wait();
+    is_joined = join_is_due(&a->join);
     down_products<TYPE>(&b, &a->experts);
-    residual_add(a, &b, shared);
+    if (is_joined) {
+        if (threadIdx.x == 0) {
+            join_wait(&a->join);
+        }
+        block_sync();
+    }
+    residual_add(a, &b, shared, is_joined);
 }
 
 #define MOE_DOWN(name, type)                                                                       \

@@ -157,11 +157,9 @@ DEVICE void choose_row(int32_t *idx, float *prob, const struct route_args *a, in
     }
 }
 
-/* The same to where the op's choices are. */
-DEVICE void select_row(const struct route_args *a, int i, int n_slices)
+/* The same with as many registers as the number of experts takes, and the margin if it is wanted. */
+DEVICE void choose_any(int32_t *idx, float *prob, const struct route_args *a, int i, int n_slices)
 {
-    int32_t *idx = a->idx + (size_t)i * a->top_k;
-    float *prob = a->prob + (size_t)i * a->top_k;
     bool has_margin = a->view.router_margin != NULL;
 
     if (a->n_experts <= 8 * WARP) {
@@ -169,6 +167,12 @@ DEVICE void select_row(const struct route_args *a, int i, int n_slices)
     } else {
         choose_row<ROUTE_EXPERTS_MAX / WARP>(idx, prob, a, i, n_slices, has_margin);
     }
+}
+
+/* The same to where the op's choices are. */
+DEVICE void select_row(const struct route_args *a, int i, int n_slices)
+{
+    choose_any(a->idx + (size_t)i * a->top_k, a->prob + (size_t)i * a->top_k, a, i, n_slices);
 }
 
 #endif
