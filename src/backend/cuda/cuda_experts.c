@@ -7,17 +7,24 @@
  *        on the card at hand, is computed in float32 (experts_plain.cu).
  * Long:  steps are worked off in segments, so that scratch does not grow with them: a result per pair is
  *        the largest part. A row's result does not depend on where segments are cut.
- * Moves: kernels find weights through a table of addresses on the card. */
+ * Moves: kernels find weights through a table of addresses on the card.
+ * Home:  experts that do not all fit (expert_home.h) stream past in steps of many rows (cuda_stream.h): the
+ *        products are launched for one group of experts after the other. Each segment brings all of
+ *        them over again, so segments are longer then: 2,048 rows of a 35B-A3B model take 152 MiB of
+ *        scratch, 8,192 rows 608 MiB, the room of 393 of its 10,240 experts; 3,500 experts that come
+ *        three times more take 350 ms on a link of 50 GB/s. */
 #include "backend/cuda/cuda_experts.h"
 
 #include <stdlib.h>
 
 #include "backend/cuda/cuda_offload.h"
+#include "backend/cuda/cuda_stream.h"
 #include "base/size.h"
 
 enum {
     EXPERTS_MAX = 65536,
     SEGMENT_ROWS = 2048,
+    SEGMENT_ROWS_LEAST = 64,
     SCRATCH_ALIGN = 256,
     UNIT_BYTES = 16,
     CHUNK_BYTES_16 = EXPERTS_CHUNK * 2,                        /* of a row of x */
@@ -26,6 +33,7 @@ enum {
     PART_BYTES = 2 * 32 * UNIT_BYTES,                          /* of a chunk of 16 weight rows */
     DECODE_WARPS = EXPERTS_DECODE_THREADS / 32,
 };
+#define HOME_SCRATCH_BYTES ((size_t)768 << 20) /* at the most, of a segment of streamed experts */
 
 /* The kernels for bfloat16 are followed by those for float16. */
 enum experts_kernel {
@@ -212,7 +220,29 @@ static bool scratch_cut(struct experts_scratch *s, const struct op *op, size_t n
     return !has_perm || part_add(s, &s->mid_packed, n_pairs, u->width, sizeof(uint16_t));
 }
 
-static struct experts_matrix matrix_of(const struct weight *w)
+/* Of any step; without a home the same for all. */
+static size_t segment_rows_max(const struct cuda_backend *be, const struct op *op)
+{
+    size_t most = cuda_stream_scratch(be, HOME_SCRATCH_BYTES), n = SEGMENT_ROWS_LEAST;
+    struct experts_scratch s;
+
+    if (!op->u.experts.home) {
+        return size_min(be->rows_max, SEGMENT_ROWS);
+    }
+    while (n < be->rows_max && scratch_cut(&s, op, 2 * n) && s.n_bytes <= most) {
+        n *= 2;
+    }
+    return size_min(be->rows_max, n);
+}
+
+size_t cuda_experts_segment(const struct cuda_backend *be, const struct op *op, size_t n_rows)
+{
+    size_t most = segment_rows_max(be, op), n_segments = (n_rows + most - 1) / most;
+
+    return op->u.experts.home ? (n_rows + n_segments - 1) / n_segments : most;
+}
+
+struct experts_matrix cuda_experts_matrix(const struct weight *w)
 {
     return (struct experts_matrix){
         .data = w->data,
@@ -240,9 +270,9 @@ static enum status table_make(struct cuda_backend *be, const struct op_experts *
     for (size_t e = 0; e < u->n_experts; e++) {
         struct experts_matrix *m = table + e * EXPERTS_MATRICES;
 
-        m[EXPERTS_GATE] = matrix_of(&u->experts[e].gate);
-        m[EXPERTS_UP] = matrix_of(&u->experts[e].up);
-        m[EXPERTS_DOWN] = matrix_of(&u->experts[e].down);
+        m[EXPERTS_GATE] = cuda_experts_matrix(&u->experts[e].gate);
+        m[EXPERTS_UP] = cuda_experts_matrix(&u->experts[e].up);
+        m[EXPERTS_DOWN] = cuda_experts_matrix(&u->experts[e].down);
     }
     *data = cuda_constant(be, table, n * sizeof *table, err);
     free(table);
@@ -253,9 +283,8 @@ static enum status experts_prepare(struct cuda_backend *be, const struct op *op,
                                    struct cuda_need *need, void **data, struct error *err)
 {
     struct experts_scratch s;
-    size_t n_rows = size_min(be->rows_max, SEGMENT_ROWS);
 
-    if (!scratch_cut(&s, op, n_rows)) {
+    if (!scratch_cut(&s, op, segment_rows_max(be, op))) {
         return error_set(err, ERR_LIMIT, "experts '%s' of layer %d are too large", op->name,
                          op->layer);
     }
@@ -275,7 +304,8 @@ struct segment {
     const struct op *op;
     struct experts_args args;
     size_t n_rows, n_pairs;
-    size_t half; /* added to a kernel for bfloat16: 1 for float16 */
+    size_t half;          /* added to a kernel for bfloat16: 1 for float16 */
+    size_t group_experts; /* of the group that is launched, about; 0: all are one group */
 };
 
 static enum status launch(const struct segment *s, size_t kernel, size_t blocks, size_t threads,
@@ -370,6 +400,15 @@ static size_t tiles_max(const struct segment *s, size_t tile)
     return s->n_pairs / tile + size_min(s->n_pairs, s->op->u.experts.n_experts);
 }
 
+/* Tiles that a launch has blocks for. Of a group only the card knows how many it has: twice its share, for few
+ * blocks shall find nothing to do; where it has more, blocks take several. */
+static size_t tiles_launched(const struct segment *s, size_t tile)
+{
+    size_t n = s->group_experts, all = s->op->u.experts.n_experts, most = tiles_max(s, tile);
+
+    return n > 0 ? size_min(most, 2 * s->n_pairs * n / all / tile + n) : most;
+}
+
 /* Large tiles where experts have many rows and shared memory takes two blocks of them; small ones, which
  * run in more blocks, else. It changes no result. */
 static bool tile_choose(struct segment *s, bool has_two)
@@ -383,6 +422,7 @@ static bool tile_choose(struct segment *s, bool has_two)
                                  : has_two && shared < 128 << 10 ? small / 2
                                                                  : small);
     s->args.stages = shared >= 208 << 10 ? 4 : 3;
+    s->args.tiles_max = (int32_t)tiles_max(s, (size_t)s->args.tile_max);
     return is_small;
 }
 
@@ -393,6 +433,15 @@ static size_t tile_shared(const struct segment *s, bool has_two)
     return (size_t)s->args.stages * (TILE_WEIGHT_BYTES + x);
 }
 
+/* What comes before the products: pairs sorted, x packed where all experts take it in one order. */
+static enum status run_sort(const struct segment *s, struct error *err)
+{
+    bool packs_rows = s->op->kernel == name_int4;
+
+    return launch(s, SORT, s->op->u.experts.n_experts + (packs_rows ? s->n_rows : 0),
+                  EXPERTS_ROW_THREADS, 0, err);
+}
+
 static enum status run_tiles(struct segment *s, struct error *err)
 {
     const struct op_experts *u = &s->op->u.experts;
@@ -400,43 +449,79 @@ static enum status run_tiles(struct segment *s, struct error *err)
     size_t gate_blocks = (u->width + EXPERTS_GATE_COLS - 1) / EXPERTS_GATE_COLS;
     size_t down_blocks = (u->out.cols + EXPERTS_DOWN_COLS - 1) / EXPERTS_DOWN_COLS;
     size_t gate = has_perm ? GATE_UP_PERM : is_small ? GATE_UP_SMALL : GATE_UP_TILE;
-    enum status rc =
-        launch(s, SORT, u->n_experts + (has_perm ? 0 : s->n_rows), EXPERTS_ROW_THREADS, 0, err);
+    enum status rc = OK;
 
-    if (rc == OK && has_perm) {
+    if (has_perm) {
         rc = launch(s, GATHER_X, 2 * s->n_pairs, EXPERTS_ROW_THREADS, 0, err);
     }
     if (rc == OK) {
-        rc = launch(s, gate + s->half, gate_blocks * tiles_max(s, (size_t)s->args.tile_max),
+        rc = launch(s, gate + s->half, gate_blocks * tiles_launched(s, (size_t)s->args.tile_max),
                     EXPERTS_TILE_THREADS, tile_shared(s, has_perm), err);
     }
     if (rc == OK && has_perm) {
         rc = launch(s, GATHER_MID, s->n_pairs, EXPERTS_ROW_THREADS, 0, err);
     }
     is_small = tile_choose(s, false);
-    if (rc == OK) {
-        rc = launch(s, (is_small ? DOWN_SMALL : DOWN_TILE) + s->half,
-                    down_blocks * tiles_max(s, (size_t)s->args.tile_max), EXPERTS_TILE_THREADS,
-                    tile_shared(s, false), err);
-    }
-    return rc == OK ? launch(s, SUM, s->n_rows, EXPERTS_ROW_THREADS, 0, err) : rc;
+    return rc == OK ? launch(s, (is_small ? DOWN_SMALL : DOWN_TILE) + s->half,
+                             down_blocks * tiles_launched(s, (size_t)s->args.tile_max),
+                             EXPERTS_TILE_THREADS, tile_shared(s, false), err)
+                    : rc;
 }
 
-static enum status run_plain(const struct segment *s, struct error *err)
+static enum status run_plain(struct segment *s, struct error *err)
 {
     const struct op_experts *u = &s->op->u.experts;
     size_t gate_blocks = (u->width + EXPERTS_PLAIN_COLS - 1) / EXPERTS_PLAIN_COLS;
     size_t down_blocks = (u->out.cols + EXPERTS_PLAIN_COLS - 1) / EXPERTS_PLAIN_COLS;
-    size_t n_tiles = tiles_max(s, EXPERTS_PLAIN_TILE);
-    enum status rc = launch(s, SORT, u->n_experts, EXPERTS_ROW_THREADS, 0, err);
+    size_t n_tiles = tiles_launched(s, EXPERTS_PLAIN_TILE);
+    enum status rc;
+
+    s->args.tiles_max = (int32_t)tiles_max(s, EXPERTS_PLAIN_TILE);
+    rc = launch(s, GATE_UP_PLAIN, gate_blocks * n_tiles, EXPERTS_PLAIN_THREADS, 0, err);
+    return rc == OK ? launch(s, DOWN_PLAIN, down_blocks * n_tiles, EXPERTS_PLAIN_THREADS, 0, err)
+                    : rc;
+}
+
+/* Of all experts, or of the group that s->args names. */
+static enum status run_products(struct segment *s, struct error *err)
+{
+    return s->op->kernel == name_plain ? run_plain(s, err) : run_tiles(s, err);
+}
+
+static enum status run_sum(const struct segment *s, struct error *err)
+{
+    return launch(s, SUM, s->n_rows, EXPERTS_ROW_THREADS, 0, err);
+}
+
+static enum status run_sorted(struct segment *s, struct error *err)
+{
+    enum status rc = run_sort(s, err);
+
+    rc = rc == OK ? run_products(s, err) : rc;
+    return rc == OK ? run_sum(s, err) : rc;
+}
+
+/* Group by group, each when its experts are there. */
+static enum status run_streamed(struct segment *s, const struct cuda_shape *shape, size_t row0,
+                                struct error *err)
+{
+    struct cuda_pass pass;
+    enum status rc = cuda_stream_begin(s->be, s->op, shape, row0, &pass, err);
 
     if (rc == OK) {
-        rc = launch(s, GATE_UP_PLAIN, gate_blocks * n_tiles, EXPERTS_PLAIN_THREADS, 0, err);
+        s->args.experts = pass.experts;
+        s->args.group_of = pass.group_of;
+        rc = run_sort(s, err);
     }
-    if (rc == OK) {
-        rc = launch(s, DOWN_PLAIN, down_blocks * n_tiles, EXPERTS_PLAIN_THREADS, 0, err);
+    for (size_t i = 0; rc == OK && i < pass.n_groups; i++) {
+        s->args.group_now = (int32_t)i;
+        s->group_experts = i == 0 ? pass.first_experts : pass.other_experts;
+        rc = cuda_stream_wait(s->be, err);
+        rc = rc == OK ? run_products(s, err) : rc;
+        rc = rc == OK ? cuda_stream_done(s->be, err) : rc;
     }
-    return rc == OK ? launch(s, SUM, s->n_rows, EXPERTS_ROW_THREADS, 0, err) : rc;
+    rc = rc == OK ? run_sum(s, err) : rc;
+    return rc == OK ? cuda_stream_end(s->be, err) : rc;
 }
 
 /* Whether the card computes a part of the choices only: a small step of experts that overflow. */
@@ -494,6 +579,8 @@ static enum status experts_run(struct cuda_backend *be, const struct op *op, voi
                                struct error *err)
 {
     size_t n_rows = cuda_op_rows(op, shape), group_max;
+    size_t each = cuda_experts_segment(be, op, n_rows);
+    bool is_streamed = op->u.experts.home && shape->n_rows > EXPERT_HOME_ROWS;
     enum status rc = OK;
 
     (void)state;
@@ -501,19 +588,19 @@ static enum status experts_run(struct cuda_backend *be, const struct op *op, voi
         rc = cuda_offload_resolve(be, op, shape, err);
         rc = rc == OK ? cuda_offload_fetch(be, err) : rc;
     }
-    for (size_t row0 = 0; rc == OK && row0 < n_rows; row0 += SEGMENT_ROWS) {
-        struct segment s = {.be = be, .op = op, .n_rows = size_min(SEGMENT_ROWS, n_rows - row0)};
+    for (size_t row0 = 0; rc == OK && row0 < n_rows; row0 += each) {
+        struct segment s = {.be = be, .op = op, .n_rows = size_min(each, n_rows - row0)};
 
         if (!segment_open(&s, shape, data, row0)) {
             return error_set(err, ERR_INTERNAL, "experts '%s' of layer %d: no scratch", op->name,
                              op->layer);
         }
-        if (op->kernel == name_plain) {
-            rc = run_plain(&s, err);
-        } else if (fits_decode(be, op, n_rows, 0, &group_max)) {
+        if (is_streamed) {
+            rc = run_streamed(&s, shape, row0, err);
+        } else if (op->kernel != name_plain && fits_decode(be, op, n_rows, 0, &group_max)) {
             rc = run_decode(&s, group_max, err);
         } else {
-            rc = run_tiles(&s, err);
+            rc = run_sorted(&s, err);
         }
     }
     return rc == OK && is_resolved(op, shape) ? cuda_offload_add(be, op, shape, err) : rc;
