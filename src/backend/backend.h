@@ -98,7 +98,7 @@ enum op_kind {
     OP_ADD_SHARED, /* x += routed + sigmoid(g) * shared */
     OP_CHECK,      /* note rows of x that are not finite */
     OP_GATHER,     /* out[i] = x[out_rows[i]] */
-    OP_BEST,       /* where each row's largest value is, and whether all are finite */
+    OP_BEST,       /* each row's largest values and where they are, and whether all are finite */
     OP_KIND_COUNT
 };
 
@@ -204,10 +204,16 @@ struct op_check {
 struct op_gather {
     struct operand in, out;
 };
+/* What OP_BEST says of a row. Ids by falling value, equal ones by rising id; -0 counts as 0. Where a row has
+ * fewer values, and everywhere when one is not finite, ids are -1 and values -INFINITY. */
+enum { BEST_TOP = 64 };
+struct best_row {
+    int32_t ids[BEST_TOP];
+    float values[BEST_TOP];
+};
 struct op_best {
-    struct operand in; /* float32 */
-    struct operand
-        out; /* I32 [1]: the first of the row's largest values; -1 when one is not finite */
+    struct operand in;  /* float32 */
+    struct operand out; /* I32 [2 * BEST_TOP]: a struct best_row */
 };
 
 struct op {

@@ -59,9 +59,10 @@ enum status step_buffers_make(struct model *m, struct error *err)
     b->span_bad = calloc(b->spans_max, sizeof *b->span_bad);
     b->router_margin = calloc(rows, sizeof *b->router_margin);
     b->logits = arrival_new(m, out_rows, m->spec.vocab * sizeof *b->logits);
-    b->best = arrival_new(m, out_rows, sizeof *b->best);
+    b->top = arrival_new(m, out_rows, sizeof *b->top);
+    b->best = calloc(out_rows, sizeof *b->best);
     if (!b->tokens || !b->spans || !b->out_rows || !b->row_bad || !b->span_bad ||
-        !b->router_margin || !b->logits || !b->best ||
+        !b->router_margin || !b->logits || !b->top || !b->best ||
         !rows_alloc(&b->tap_rows, rows, m->spec.hidden)) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate buffers for %zu rows", rows);
     }
@@ -80,7 +81,8 @@ void step_buffers_release(struct model *m)
     free(b->router_margin);
     free(b->tap_rows);
     arrival_free(m, b->logits);
-    arrival_free(m, b->best);
+    arrival_free(m, b->top);
+    free(b->best);
     *b = (struct step_buffers){0};
 }
 
@@ -246,8 +248,10 @@ static enum status step_run(struct model *m, const struct step *step,
         rc = ops_run(m, step, o, err);
     }
     if (rc == OK && step->n_out_rows > 0) {
-        arrive(m, m->step.logits, &m->plan.logits, step->n_out_rows);
-        arrive(m, m->step.best, &m->plan.best, step->n_out_rows);
+        if (!o->no_logits) {
+            arrive(m, m->step.logits, &m->plan.logits, step->n_out_rows);
+        }
+        arrive(m, m->step.top, &m->plan.best, step->n_out_rows);
     }
     return rc == OK && ops->end ? ops->end(m->be, step, err) : rc;
 }
@@ -305,14 +309,28 @@ enum status model_step(struct model *m, const struct model_span *spans, size_t n
     if (rc != OK) {
         return rc;
     }
+    m->step.n_out_rows = step.n_out_rows;
+    for (size_t i = 0; i < step.n_out_rows; i++) {
+        m->step.best[i] = m->step.top[i].ids[0];
+    }
     spans_judge(m, spans, n_spans);
     for (size_t i = 0; i < n_spans; i++) {
         state_advance(spans[i].seq, spans[i].n_tokens);
     }
     *result =
-        (struct model_step_result){.logits = m->step.logits,
+        (struct model_step_result){.logits = o->no_logits ? NULL : m->step.logits,
+                                   .top = m->step.top,
                                    .best = m->step.best,
                                    .bad_layer = m->step.span_bad,
                                    .router_margin = o->want_margins ? m->step.router_margin : NULL};
     return OK;
+}
+
+const float *model_logits(struct model *m)
+{
+    if (m->step.n_out_rows > 0) {
+        m->be->ops->read(m->be, m->step.logits, m->plan.logits.data,
+                         m->step.n_out_rows * m->spec.vocab * sizeof *m->step.logits);
+    }
+    return m->step.logits;
 }

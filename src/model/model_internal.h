@@ -27,8 +27,10 @@ struct model {
         float *router_margin; /* [rows_max] */
         float *tap_rows;      /* [rows_max][hidden] */
         float *logits;        /* [out_rows_max][vocab] */
-        int32_t *best;        /* [out_rows_max] */
+        struct best_row *top; /* [out_rows_max] */
+        int32_t *best;        /* [out_rows_max] the first of each */
         size_t spans_max;
+        size_t n_out_rows; /* of the last step */
     } step;
 };
 

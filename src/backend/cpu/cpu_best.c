@@ -1,23 +1,28 @@
-/* cpu_best.c - where each row's largest value is: the last thing that is done with logits.
+/* cpu_best.c - each row's largest values and where they are: the last thing that is done with logits.
  *
- * Place: backend/cpu. Rows are cut into pieces, so that one row of 248,320 keeps all threads busy; then
- *        the pieces of a row are compared, in order. */
+ * Place: backend/cpu.
+ * Idea:  one pass finds the largest of each block of a row, and whether all are finite; it is cut into
+ *        pieces, so that one row of 248,320 keeps all threads busy. The n-th largest of these is not above
+ *        the n-th largest of the row. So the second pass looks into the few blocks that reach it alone. */
 #include <math.h>
+#include <string.h>
 
 #include "backend/cpu/cpu_internal.h"
 #include "base/floats.h"
 #include "base/size.h"
 
-enum { PIECE_COLS = 8192 };
-
-struct piece {     /* in the shared scratch */
-    float value;   /* the largest; NaN: one is not finite */
-    int32_t place; /* its column */
+enum {
+    BLOCK_COLS = 512,
+    PIECE_BLOCKS = 16,
+    ROWS_AT_ONCE = 16, /* bounds the scratch */
+    STRIDE = 16        /* values that are compared before anything is decided */
 };
 
-static size_t pieces_of(size_t cols)
+_Static_assert(sizeof(struct best_row) == 2 * BEST_TOP * sizeof(int32_t), "a row is words");
+
+static size_t blocks_of(size_t cols)
 {
-    return (cols + PIECE_COLS - 1) / PIECE_COLS;
+    return (cols + BLOCK_COLS - 1) / BLOCK_COLS;
 }
 
 static enum status best_check(struct cpu_backend *be, struct op *op, struct error *err)
@@ -29,8 +34,8 @@ static enum status best_check(struct cpu_backend *be, struct op *op, struct erro
     if (rc == OK && (u->in.cols == 0 || u->in.cols > INT32_MAX)) {
         rc = cpu_refuse(err, op, "rows of %zu values", u->in.cols);
     }
-    if (rc == OK && (!u->out.data || u->out.dtype != DTYPE_I32 || u->out.cols != 1)) {
-        rc = cpu_refuse(err, op, "the result needs an int32 buffer of one column");
+    if (rc == OK && (!u->out.data || u->out.dtype != DTYPE_I32 || u->out.cols != 2 * BEST_TOP)) {
+        rc = cpu_refuse(err, op, "the result needs an int32 buffer of %d columns", 2 * BEST_TOP);
     }
     op->kernel = rc == OK ? "best" : NULL;
     return rc;
@@ -40,29 +45,122 @@ static void best_need(const struct cpu_backend *be, const struct op *op, size_t 
                       struct cpu_need *need)
 {
     (void)be;
-    need->shared = cpu_times(cpu_times(rows_max, pieces_of(op->u.best.in.cols)),
-                             sizeof(struct piece) / sizeof(float));
+    need->shared = cpu_times(size_min(rows_max, ROWS_AT_ONCE), blocks_of(op->u.best.in.cols));
 }
 
 struct best_run {
-    const struct op_best *u;
-    struct piece *pieces; /* [rows][n_pieces] */
-    size_t n_pieces;
+    const float *in;       /* [rows][cols] */
+    struct best_row *out;  /* [rows] */
+    float *largest;        /* [rows][n_blocks]; NaN: one is not finite */
+    size_t cols, n_blocks; /* of a row */
+    size_t n_pieces;       /* of a row */
 };
 
-static void best_range(void *ctx, size_t begin, size_t end, size_t thread)
+/* ---- first pass ---- */
+
+static void blocks_range(void *ctx, size_t begin, size_t end, size_t thread)
 {
     const struct best_run *r = ctx;
-    size_t cols = r->u->in.cols;
 
     (void)thread;
     for (size_t i = begin; i < end; i++) {
-        size_t first = i % r->n_pieces * PIECE_COLS, n = size_min(PIECE_COLS, cols - first);
-        const float *x = (const float *)r->u->in.data + i / r->n_pieces * cols + first;
-        size_t at = floats_argmax(x, n);
+        size_t row = i / r->n_pieces, first = i % r->n_pieces * PIECE_BLOCKS;
+        size_t last = size_min(first + PIECE_BLOCKS, r->n_blocks);
 
-        r->pieces[i].place = (int32_t)(first + at);
-        r->pieces[i].value = floats_are_finite(x, n) ? x[at] : NAN;
+        for (size_t b = first; b < last; b++) {
+            size_t n = size_min(BLOCK_COLS, r->cols - b * BLOCK_COLS);
+            const float *x = r->in + row * r->cols + b * BLOCK_COLS;
+
+            r->largest[row * r->n_blocks + b] = floats_are_finite(x, n) ? floats_max(x, n) : NAN;
+        }
+    }
+}
+
+/* ---- second pass ---- */
+
+/* Puts a value in its place among the n largest so far. Ids come in rising order, so a later one goes behind
+ * its equals. */
+static size_t top_note(struct best_row *top, size_t n, float value, int32_t id)
+{
+    size_t at = n;
+
+    while (at > 0 && value > top->values[at - 1]) {
+        at--;
+    }
+    if (at == BEST_TOP) {
+        return n;
+    }
+    n = size_min(n + 1, BEST_TOP);
+    memmove(top->values + at + 1, top->values + at, (n - 1 - at) * sizeof *top->values);
+    memmove(top->ids + at + 1, top->ids + at, (n - 1 - at) * sizeof *top->ids);
+    top->values[at] = value + 0.0f; /* no -0 */
+    top->ids[at] = id;
+    return n;
+}
+
+static bool any_reaches(const float *x, float least)
+{
+    int32_t n = 0;
+
+    for (size_t i = 0; i < STRIDE; i++) {
+        n += x[i] >= least;
+    }
+    return n > 0;
+}
+
+static size_t top_of_block(struct best_row *top, size_t n, const float *x, size_t n_cols,
+                           int32_t first, float least)
+{
+    for (size_t at = 0; at < n_cols; at += STRIDE) {
+        size_t end = size_min(at + STRIDE, n_cols);
+
+        least = n == BEST_TOP ? fmaxf(least, top->values[BEST_TOP - 1]) : least;
+        if (end == at + STRIDE && !any_reaches(x + at, least)) {
+            continue;
+        }
+        for (size_t i = at; i < end; i++) {
+            if (x[i] >= least) {
+                n = top_note(top, n, x[i], first + (int32_t)i);
+            }
+        }
+    }
+    return n;
+}
+
+static void top_of_row(struct best_row *top, const float *x, const float *largest,
+                       const struct best_run *r)
+{
+    float least = -INFINITY;
+    bool is_finite = true;
+    size_t n = 0;
+
+    for (size_t b = 0; b < r->n_blocks; b++) {
+        is_finite = is_finite && !isnan(largest[b]);
+        n = is_finite ? top_note(top, n, largest[b], 0) : 0;
+    }
+    least = n == BEST_TOP ? top->values[BEST_TOP - 1] : least;
+    n = 0;
+    for (size_t b = 0; is_finite && b < r->n_blocks; b++) {
+        size_t at = b * BLOCK_COLS;
+
+        if (largest[b] >= least) {
+            n = top_of_block(top, n, x + at, size_min(BLOCK_COLS, r->cols - at), (int32_t)at,
+                             least);
+        }
+    }
+    for (; n < BEST_TOP; n++) {
+        top->ids[n] = -1;
+        top->values[n] = -INFINITY;
+    }
+}
+
+static void rows_range(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    const struct best_run *r = ctx;
+
+    (void)thread;
+    for (size_t i = begin; i < end; i++) {
+        top_of_row(r->out + i, r->in + i * r->cols, r->largest + i * r->n_blocks, r);
     }
 }
 
@@ -70,22 +168,22 @@ static enum status best_run(struct cpu_backend *be, const struct op *op, const s
                             const struct state_pools *state, struct error *err)
 {
     const struct op_best *u = &op->u.best;
-    size_t n_rows = cpu_op_rows(op, step), n_pieces = pieces_of(u->in.cols);
-    struct best_run r = {u, (struct piece *)(void *)be->shared, n_pieces};
+    size_t n_rows = cpu_op_rows(op, step), cols = u->in.cols, n_blocks = blocks_of(cols);
+    size_t n_pieces = (n_blocks + PIECE_BLOCKS - 1) / PIECE_BLOCKS;
 
     (void)state;
     (void)err;
-    cpu_parallel(be, n_rows * n_pieces, 1, n_rows * u->in.cols, best_range, &r);
-    for (size_t i = 0; i < n_rows; i++) {
-        const struct piece *p = r.pieces + i * n_pieces;
-        size_t best = 0;
-        bool is_finite = true;
+    for (size_t at = 0; at < n_rows; at += ROWS_AT_ONCE) {
+        size_t n = size_min(ROWS_AT_ONCE, n_rows - at);
+        struct best_run r = {.in = (const float *)u->in.data + at * cols,
+                             .out = (struct best_row *)u->out.data + at,
+                             .largest = be->shared,
+                             .cols = cols,
+                             .n_blocks = n_blocks,
+                             .n_pieces = n_pieces};
 
-        for (size_t j = 0; j < n_pieces; j++) {
-            is_finite = is_finite && !isnan(p[j].value);
-            best = p[j].value > p[best].value ? j : best;
-        }
-        ((int32_t *)u->out.data)[i] = is_finite ? p[best].place : -1;
+        cpu_parallel(be, n * n_pieces, 1, n * cols, blocks_range, &r);
+        cpu_parallel(be, n, 1, n > 1 ? n * cols / 4 : 1, rows_range, &r);
     }
     return OK;
 }

@@ -1,13 +1,16 @@
-/* cuda_best.c - where each row's largest value is: two launches, pieces of rows and then rows.
+/* cuda_best.c - each row's largest values and where they are: two launches for up to 64 rows.
  *
  * Place: backend/cuda; kernels/best.cu. */
 #include "backend/cuda/cuda_internal.h"
 #include "backend/cuda/kernels/best_args.h"
 #include "base/size.h"
 
-enum { KERNEL_PIECES, KERNEL_ROWS, KERNELS };
+enum { KERNEL_CLASSES, KERNEL_ROWS, KERNELS };
 
-static const char *const kernels[KERNELS] = {"best_pieces", "best_rows"};
+_Static_assert((int)BEST_KEPT == (int)BEST_TOP && BEST_PIECES * BEST_CLASSES == BEST_THREADS,
+               "of a row; a thread for each class");
+
+static const char *const kernels[KERNELS] = {"best_classes", "best_rows"};
 
 static enum status best_check(struct cuda_backend *be, struct op *op, struct error *err)
 {
@@ -15,11 +18,11 @@ static enum status best_check(struct cuda_backend *be, struct op *op, struct err
     enum status rc = cuda_check_exact(op, "the input", &u->in, u->in.cols, err);
 
     (void)be;
-    if (rc == OK && (u->in.cols == 0 || u->in.cols > INT32_MAX)) {
+    if (rc == OK && (u->in.cols == 0 || u->in.cols > BEST_COLS_MAX)) {
         rc = cuda_refuse(err, op, "rows of %zu values", u->in.cols);
     }
-    if (rc == OK && (!u->out.data || u->out.dtype != DTYPE_I32 || u->out.cols != 1)) {
-        rc = cuda_refuse(err, op, "the result needs an int32 buffer of one column");
+    if (rc == OK && (!u->out.data || u->out.dtype != DTYPE_I32 || u->out.cols != 2 * BEST_TOP)) {
+        rc = cuda_refuse(err, op, "the result needs an int32 buffer of %d columns", 2 * BEST_TOP);
     }
     op->kernel = rc == OK ? "best cuda" : NULL;
     return rc;
@@ -31,7 +34,7 @@ static enum status best_prepare(struct cuda_backend *be, const struct op *op,
     (void)op;
     (void)data;
     (void)err;
-    need->scratch_bytes = be->rows_max * BEST_PIECES * sizeof(struct best_piece);
+    need->scratch_bytes = size_min(be->rows_max, BEST_ROWS) * sizeof(struct best_scratch);
     return OK;
 }
 
@@ -40,28 +43,33 @@ static enum status best_run(struct cuda_backend *be, const struct op *op, void *
                             struct error *err)
 {
     const struct op_best *u = &op->u.best;
-    size_t n_rows = cuda_op_rows(op, shape), piece = (u->in.cols + BEST_PIECES - 1) / BEST_PIECES;
+    size_t n_rows = cuda_op_rows(op, shape);
     struct best_args args = {
         .view = shape->view,
         .in = u->in.data,
-        .pieces = be->scratch,
+        .scratch = be->scratch,
         .out = u->out.data,
         .cols = (int32_t)u->in.cols,
-        .piece_cols = (int32_t)piece,
+        .n_lines = (int32_t)((u->in.cols + BEST_LINE - 1) / BEST_LINE),
+        .is_wide = cuda_is_aligned(u->in.data) && u->in.cols % 4 == 0,
         .count = op->rows == ROWS_OUT ? STEP_OUT_ROWS : STEP_ROWS,
     };
     enum status rc = OK;
 
     (void)data;
     (void)state;
-    rc = cuda_launch(
-        be, &cuda_best, KERNEL_PIECES,
-        (struct cuda_grid){.x = BEST_PIECES, .y = (unsigned)n_rows, .threads = BEST_THREADS}, &args,
-        err);
-    return rc != OK
-               ? rc
-               : cuda_launch(be, &cuda_best, KERNEL_ROWS,
-                             (struct cuda_grid){.x = (unsigned)n_rows, .threads = 32}, &args, err);
+    for (size_t at = 0; rc == OK && at < n_rows; at += BEST_ROWS) {
+        struct cuda_grid grid = {.x = BEST_PIECES,
+                                 .y = (unsigned)size_min(BEST_ROWS, n_rows - at),
+                                 .threads = BEST_THREADS};
+
+        args.row = (int32_t)at;
+        rc = cuda_launch(be, &cuda_best, KERNEL_CLASSES, grid, &args, err);
+        if (rc == OK) {
+            rc = cuda_launch(be, &cuda_best, KERNEL_ROWS, grid, &args, err);
+        }
+    }
+    return rc;
 }
 
 const struct cuda_family cuda_best = {.kernels = kernels,

@@ -1,90 +1,264 @@
-/* best.cu - where each row's largest value is.
+/* best.cu - each row's largest values and where they are.
  *
- * Place: backend/cuda/kernels. Blocks (piece, row) each search a piece of a row; then a warp per row
- *        compares the pieces, in order, so that the first of equals wins. */
+ * Place: backend/cuda/kernels.
+ * Idea:  the first launch cuts a row into 256 classes and finds the largest of each. The n-th largest of
+ *        these is not above the row's n-th largest; and as neighbours fall into different classes, not much
+ *        below it. So the second launch lists what reaches it, some 70 values for 64, and a row's last
+ *        block puts these in order. A row so full of equal or clustered values that the list is too short
+ *        is searched bit by bit instead, by one block, which takes a millisecond.
+ * Order: values become integers of the same order, with the place below them, the lower the larger. So no
+ *        two are equal, and in which order blocks list them does not matter. */
 #include "backend/cuda/kernels/best_args.h"
 #include "backend/cuda/kernels/kernel.cuh"
 
-/* Of two places: the larger value, of equals the first; a NaN wins over everything. */
-DEVICE void take_better(float *value, int *place, float other, int other_place)
-{
-    bool is_better = other > *value || (other == *value && other_place < *place) || other != other;
+enum {
+    WARPS = BEST_THREADS / WARP,
+    LOADS = 4,                  /* that a thread has under way */
+    LINE_LANES = BEST_LINE / 4, /* threads that load a line, four values each */
+    WARP_LINES = WARP / LINE_LANES,
+    ROUND_LINES = LOADS * WARPS * WARP_LINES * BEST_PIECES, /* 262,144 columns */
+};
 
-    if (is_better && *value == *value) {
-        *value = other;
-        *place = other_place;
+static const uint32_t KEY_BAD = 0xffffffffu; /* not finite: above all others */
+
+/* -0 counts as 0. Any finite value is above 0, which is none. */
+DEVICE uint32_t key_of(uint32_t bits)
+{
+    if ((bits & 0x7f800000u) == 0x7f800000u) {
+        return KEY_BAD;
     }
+    bits = bits == 0x80000000u ? 0 : bits;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-DEVICE void warp_best(float *value, int *place)
+DEVICE uint32_t key_bits(uint32_t key)
+{
+    return key & 0x80000000u ? key & 0x7fffffffu : ~key;
+}
+
+DEVICE uint64_t order_of(uint32_t key, int place)
+{
+    return (uint64_t)key << 32 | ~(uint32_t)place;
+}
+
+/* The first column of a thread's i-th load in a round: lines go to the blocks of a row in turn. */
+DEVICE int load_place(int round, int i)
+{
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    int line = (i * WARPS + warp) * WARP_LINES + lane / LINE_LANES;
+
+    return (round + line * BEST_PIECES + (int)blockIdx.x) * BEST_LINE + lane % LINE_LANES * 4;
+}
+
+/* The thread's values of a round that begins with this line. */
+DEVICE void round_keys(uint32_t key[LOADS][4], const struct best_args *a, const float *x, int round)
 {
     UNROLL
-    for (int m = WARP / 2; m > 0; m /= 2) {
-        float other = shuffle_xor(*value, m);
-        int other_place = shuffle_xor(*place, m);
+    for (int i = 0; i < LOADS; i++) {
+        int at = load_place(round, i);
+        uint4 v = {0, 0, 0, 0};
 
-        take_better(value, place, other, other_place);
+        if (a->is_wide && at < a->cols) {
+            v = *(const uint4 *)(x + at);
+        } else if (at < a->cols) {
+            v.x = f32_bits(x[at]);
+            v.y = at + 1 < a->cols ? f32_bits(x[at + 1]) : 0;
+            v.z = at + 2 < a->cols ? f32_bits(x[at + 2]) : 0;
+            v.w = at + 3 < a->cols ? f32_bits(x[at + 3]) : 0;
+        }
+        key[i][0] = at < a->cols ? key_of(v.x) : 0;
+        key[i][1] = at + 1 < a->cols ? key_of(v.y) : 0;
+        key[i][2] = at + 2 < a->cols ? key_of(v.z) : 0;
+        key[i][3] = at + 3 < a->cols ? key_of(v.w) : 0;
     }
 }
 
-DEVICE bool is_finite(float v)
+DEVICE uint32_t larger(uint32_t x, uint32_t y)
 {
-    return (f32_bits(v) & 0x7f800000u) != 0x7f800000u;
+    return x > y ? x : y;
 }
 
-KERNEL(best_pieces, best_args, BEST_THREADS, 4)
+KERNEL(best_classes, best_args, BEST_THREADS, 2)
 {
-    SHARED float values[BEST_THREADS / WARP];
-    SHARED int places[BEST_THREADS / WARP];
-    int row = (int)blockIdx.y, piece = (int)blockIdx.x, thread = (int)threadIdx.x;
-    int begin = piece * a.piece_cols, end = begin + a.piece_cols;
-    float best = -INFINITY;
-    int place = 0x7fffffff;
-    const float *x = a.in + (size_t)row * a.cols;
+    SHARED uint32_t part[WARPS][BEST_CLASSES];
+    int thread = (int)threadIdx.x, row = a.row + (int)blockIdx.y;
+    struct best_scratch *s = a.scratch + blockIdx.y;
+    const float *x = a.in + (size_t)row * (size_t)a.cols;
+    uint32_t key[LOADS][4], most = 0;
 
     depend_launch();
     depend_wait();
     if (row >= a.view.counts[a.count]) {
         return;
     }
-    end = end < a.cols ? end : a.cols;
-    for (int i = begin + thread; i < end; i += BEST_THREADS) {
-        float v = x[i];
-
-        take_better(&best, &place, is_finite(v) ? v : f32_from_bits(0x7fc00000u), i);
+    for (int round = 0; round < a.n_lines; round += ROUND_LINES) {
+        round_keys(key, &a, x, round);
+        UNROLL
+        for (int i = 0; i < LOADS; i++) {
+            most = larger(most, larger(larger(key[i][0], key[i][1]), larger(key[i][2], key[i][3])));
+        }
     }
-    warp_best(&best, &place);
-    if (thread % WARP == 0) {
-        values[thread / WARP] = best;
-        places[thread / WARP] = place;
+    UNROLL
+    for (int m = BEST_CLASSES; m < WARP; m *= 2) {
+        most = larger(most, shuffle_xor(most, m));
+    }
+    if (thread % WARP < BEST_CLASSES) {
+        part[thread / WARP][thread % WARP] = most;
     }
     block_sync();
-    if (thread == 0) {
-        for (int w = 1; w < BEST_THREADS / WARP; w++) {
-            take_better(&best, &place, values[w], places[w]);
+    if (thread < BEST_CLASSES) {
+        for (int w = 0; w < WARPS; w++) {
+            most = larger(most, part[w][thread]);
         }
-        a.pieces[(size_t)row * BEST_PIECES + piece].value = best;
-        a.pieces[(size_t)row * BEST_PIECES + piece].place = place;
+        s->largest[(int)blockIdx.x * BEST_CLASSES + thread] = most;
+    }
+    if (thread == 0 && blockIdx.x == 0) {
+        s->n_listed = 0;
+        s->n_done = 0;
     }
 }
 
-KERNEL(best_rows, best_args, WARP, 1)
+/* The BEST_KEPT-th largest of the classes' values and the largest, to found[]. */
+DEVICE void classes_rank(uint32_t found[2], uint32_t *all, const struct best_scratch *s)
 {
-    int row = (int)blockIdx.x, lane = (int)threadIdx.x;
-    const struct best_piece *p = a.pieces + (size_t)row * BEST_PIECES;
-    float best = -INFINITY;
-    int place = 0x7fffffff;
+    int thread = (int)threadIdx.x, rank = 0;
+    uint32_t mine = s->largest[thread];
+
+    all[thread] = mine;
+    block_sync();
+    UNROLL
+    for (int i = 0; i < BEST_THREADS; i += 4) {
+        uint4 v = *(const uint4 *)(all + i);
+
+        rank += v.x > mine || (v.x == mine && i < thread);
+        rank += v.y > mine || (v.y == mine && i + 1 < thread);
+        rank += v.z > mine || (v.z == mine && i + 2 < thread);
+        rank += v.w > mine || (v.w == mine && i + 3 < thread);
+    }
+    if (rank == BEST_KEPT - 1) {
+        found[0] = mine > 0 ? mine : 1;
+    }
+    if (rank == 0) {
+        found[1] = mine;
+    }
+    block_sync();
+}
+
+DEVICE void list_values(struct best_scratch *s, const uint32_t key[LOADS][4], uint32_t least,
+                        int round)
+{
+    UNROLL
+    for (int i = 0; i < LOADS; i++) {
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            if (key[i][j] >= least) {
+                int n = atomic_add(&s->n_listed, 1);
+
+                if (n < BEST_LIST) {
+                    s->list[n] = order_of(key[i][j], load_place(round, i) + j);
+                }
+            }
+        }
+    }
+}
+
+/* Lists exactly the BEST_KEPT first of a row that has more than that. found: zeros. */
+DEVICE int list_bit_by_bit(uint64_t *list, int32_t found[65], const float *x, int cols)
+{
+    uint64_t least = 0;
+
+    for (int bit = 63; bit >= 0; bit--) {
+        uint64_t trial = least | (uint64_t)1 << bit;
+        int n = 0;
+
+        for (int i = (int)threadIdx.x; i < cols; i += BEST_THREADS) {
+            n += order_of(key_of(f32_bits(x[i])), i) >= trial;
+        }
+        atomic_add(&found[bit], n);
+        block_sync();
+        least = found[bit] >= BEST_KEPT ? trial : least;
+    }
+    for (int i = (int)threadIdx.x; i < cols; i += BEST_THREADS) {
+        uint64_t order = order_of(key_of(f32_bits(x[i])), i);
+
+        if (order >= least) {
+            list[atomic_add(&found[64], 1)] = order;
+        }
+    }
+    block_sync();
+    return BEST_KEPT;
+}
+
+/* The n of the list by their rank; each knows it by comparing itself with all. */
+DEVICE void put_in_order(int32_t *out, const uint64_t *list, int n)
+{
+    for (int i = (int)threadIdx.x; i < n; i += BEST_THREADS) {
+        uint64_t mine = list[i];
+        int rank = 0;
+
+        for (int j = 0; j < n; j++) {
+            rank += list[j] > mine;
+        }
+        if (rank < BEST_KEPT) {
+            out[rank] = (int32_t) ~(uint32_t)mine;
+            out[BEST_KEPT + rank] = (int32_t)key_bits((uint32_t)(mine >> 32));
+        }
+    }
+    for (int i = n + (int)threadIdx.x; i < BEST_KEPT; i += BEST_THREADS) {
+        out[i] = -1;
+        out[BEST_KEPT + i] = (int32_t)0xff800000u; /* -infinity */
+    }
+}
+
+KERNEL(best_rows, best_args, BEST_THREADS, 2)
+{
+    SHARED uint32_t classes[BEST_THREADS];
+    SHARED uint32_t bounds[2];
+    SHARED uint64_t list[BEST_LIST];
+    SHARED int32_t found[65];
+    SHARED int32_t n_listed;
+    int thread = (int)threadIdx.x, row = a.row + (int)blockIdx.y, n;
+    struct best_scratch *s = a.scratch + blockIdx.y;
+    const float *x = a.in + (size_t)row * (size_t)a.cols;
+    int32_t *out = a.out + (size_t)row * 2 * BEST_KEPT;
+    uint32_t key[LOADS][4];
 
     depend_launch();
     depend_wait();
     if (row >= a.view.counts[a.count]) {
         return;
     }
-    for (int i = lane; i < BEST_PIECES; i += WARP) {
-        take_better(&best, &place, p[i].value, p[i].place);
+    for (int round = 0; round < a.n_lines; round += ROUND_LINES) {
+        round_keys(key, &a, x, round);
+        if (round == 0) {
+            classes_rank(bounds, classes, s);
+        }
+        if (bounds[1] == KEY_BAD) {
+            break;
+        }
+        list_values(s, key, bounds[0], round);
     }
-    warp_best(&best, &place);
-    if (lane == 0) {
-        a.out[row] = best == best ? place : -1;
+    block_sync();
+    if (thread == 0) { /* as the row's last block: how many are listed; else -1 */
+        memory_fence();
+        n_listed = atomic_add(&s->n_done, 1) == BEST_PIECES - 1 ? atomic_add(&s->n_listed, 0) : -1;
+        memory_fence();
     }
+    if (thread < 65) {
+        found[thread] = 0;
+    }
+    block_sync();
+    n = n_listed;
+    if (n < 0) {
+        return;
+    }
+    if (n > BEST_LIST) {
+        n = list_bit_by_bit(list, found, x, a.cols);
+    } else {
+        for (int i = thread; i < n; i += BEST_THREADS) {
+            list[i] = *(const volatile uint64_t *)(s->list + i);
+        }
+        block_sync();
+    }
+    put_in_order(out, list, n);
 }
