@@ -35,7 +35,7 @@ asan ubsan: ## the tests under a sanitizer
 
 # Only where threads meet: the arithmetic of one thread is the other sanitizers' business, and takes
 # TSan many minutes.
-TSAN_TESTS := pool|cpu_backend|cpu_linear|cpu_moe|engine_test|engine_faults|stop_test|server_|watchdog|generator|jinja_test|api_test|puppet|cli_test|sdk_test
+TSAN_TESTS := pool|^mail_test|^offload_test|cpu_backend|cpu_linear|cpu_moe|engine_test|engine_faults|stop_test|server_|watchdog|generator|jinja_test|api_test|puppet|cli_test|sdk_test
 tsan: ## the tests of everything that runs in threads, under ThreadSanitizer
 	@$(CMAKE) --preset tsan >/dev/null
 	@$(CMAKE) --build build-tsan -j $(JOBS)
