@@ -7,7 +7,7 @@
  *          linear_mma   3 rows or more of 16-bit activations, and weights that become exactly that type; for
  *                       quantised weights, all inputs that one instruction adds up must share a scale
  *          linear_gemv  everything else whose rows are whole pieces of 16 bytes: it reads memory in longer
- *                       runs
+ *                       runs; _int8_one, which dense parts join, when there is one row of 16-bit activations
  *          _any         every shape
  *        More rows than a kernel takes become more blocks; then weights are read once for each. */
 #include <string.h>
@@ -52,15 +52,18 @@
     X(linear_mma_int4_bf16_8)                                                                      \
     X(linear_mma_int4_bf16_16)
 
+#define KERNELS_MORE(X)                                                                            \
+    X(linear_gemv_int8_one)                                                                        \
+    X(linear_gemv_any)
+
 #define KERNEL_INDEX(name) KERNEL_##name,
 #define KERNEL_NAME(name)  #name,
 enum kernel {
-    KERNELS_GEMV(KERNEL_INDEX) KERNELS_MMA(KERNEL_INDEX) KERNEL_linear_gemv_any,
-    KERNEL_GEMM, /* the first of LINEAR_GEMM_KERNELS */
+    KERNELS_GEMV(KERNEL_INDEX) KERNELS_MMA(KERNEL_INDEX) KERNELS_MORE(KERNEL_INDEX)
+        KERNEL_GEMM, /* the first of LINEAR_GEMM_KERNELS */
 };
-static const char *const kernel_names[] = {KERNELS_GEMV(KERNEL_NAME)
-                                               KERNELS_MMA(KERNEL_NAME) "linear_gemv_any",
-                                           LINEAR_GEMM_KERNELS(KERNEL_NAME)};
+static const char *const kernel_names[] = {KERNELS_GEMV(KERNEL_NAME) KERNELS_MMA(
+    KERNEL_NAME) KERNELS_MORE(KERNEL_NAME) LINEAR_GEMM_KERNELS(KERNEL_NAME)};
 
 /* How kernels see weights, in the order of their names. */
 enum form { FORM_F32, FORM_F16, FORM_BF16, FORM_INT8, FORM_INT4 };
@@ -72,7 +75,12 @@ enum {
     BANKS_BYTES = 128, /* of shared memory at once */
     /* Blocks of LINEAR_WARPS_FEW warps that a multiprocessor holds. */
     DENSE_PER_CARD = 3,
+    INT8_ONE_PER_CARD = 3,
     QUANTISED_PER_CARD = 2,
+    /* Warps that share a tile must find work for so many quarters of all warps. */
+    BUSY_QUARTERS = 3,
+    INT8_ONE_BUSY_QUARTERS = 2,
+    BESIDE_STEPS = 4, /* of a slice of parts that join a launch */
     MMA_COLUMNS = 8,
     MMA_ROWS_LEAST = 3,
 };
@@ -161,8 +169,11 @@ static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t 
     }
     l->shared_bytes = sums_bytes + l->rows * row_bytes;
     if (l->warps == LINEAR_WARPS_FEW) {
-        l->per_card = size_min(l->form < FORM_INT8 ? DENSE_PER_CARD : QUANTISED_PER_CARD,
-                               most / l->shared_bytes);
+        size_t wanted = l->kernel == KERNEL_linear_gemv_int8_one ? INT8_ONE_PER_CARD
+                        : l->form < FORM_INT8                    ? DENSE_PER_CARD
+                                                                 : QUANTISED_PER_CARD;
+
+        l->per_card = size_min(wanted, most / l->shared_bytes);
     } else {
         l->per_card = 1;
     }
@@ -207,6 +218,38 @@ static bool choose_mma(const struct cuda_backend *be, struct launch *l)
     return false;
 }
 
+/* Symmetric weights whose scales come in whole words, a tile's all at once. */
+static bool is_for_int8_one(const struct launch *l)
+{
+    for (size_t i = 0; i < l->n_parts; i++) {
+        const struct weight *w = &l->u->part[l->part[i]].w;
+        size_t row_scales = weight_n_groups(w) * dtype_bytes(w->dtype);
+
+        if (w->zeros || (uintptr_t)w->scales % sizeof(uint32_t) != 0 ||
+            LINEAR_INT8_TILE * row_scales > LINEAR_INT8_SCALES ||
+            w->n_out * row_scales % sizeof(uint32_t) != 0) {
+            return false;
+        }
+    }
+    return l->form == FORM_INT8 && l->n_rows == 1 && l->u->in.round != DTYPE_F32;
+}
+
+static bool choose_int8_one(const struct cuda_backend *be, struct launch *l)
+{
+    if (!is_for_int8_one(l)) {
+        return false;
+    }
+    l->kernel = KERNEL_linear_gemv_int8_one;
+    l->lanes = WARP_LANES;
+    l->n_steps = ceil_div(l->n_chunks, l->lanes);
+    l->x_stride = l->n_steps * l->lanes * chunk_inputs[FORM_INT8];
+    l->rows = 1;
+    l->tile = LINEAR_INT8_TILE;
+    l->warps = LINEAR_WARPS_FEW;
+    return shared_fits(be, l, l->warps * (2 * l->tile + LINEAR_INT8_SCALES / 2) * sizeof(float),
+                       l->x_stride * sizeof(float));
+}
+
 static bool choose_gemv(const struct cuda_backend *be, struct launch *l)
 {
     size_t variant = l->n_rows > 4 ? 3 : l->n_rows > 2 ? 2 : l->n_rows - 1;
@@ -235,7 +278,7 @@ static void choose(const struct cuda_backend *be, struct launch *l)
         const struct weight *w = &l->u->part[l->part[0]].w;
 
         l->n_chunks = weight_row_bytes(w) / CHUNK_BYTES;
-        if (choose_mma(be, l) || choose_gemv(be, l)) {
+        if (choose_mma(be, l) || choose_int8_one(be, l) || choose_gemv(be, l)) {
             return;
         }
     }
@@ -249,8 +292,10 @@ static void choose(const struct cuda_backend *be, struct launch *l)
 static size_t slices_of(const struct cuda_backend *be, const struct launch *l, size_t n_tiles)
 {
     size_t n_warps = (size_t)be->card.n_multiprocessors * l->per_card * l->warps, n = 1;
+    size_t quarters =
+        l->kernel == KERNEL_linear_gemv_int8_one ? INT8_ONE_BUSY_QUARTERS : BUSY_QUARTERS;
 
-    while (4 * n * n_tiles < 3 * n_warps && 2 * n <= size_min(l->warps, l->n_steps)) {
+    while (4 * n * n_tiles < quarters * n_warps && 2 * n <= size_min(l->warps, l->n_steps)) {
         n *= 2;
     }
     return n;
@@ -282,12 +327,12 @@ static void fill_part(struct linear_part *to, const struct op_linear *u, size_t 
     };
 }
 
-static enum status launch(struct cuda_backend *be, const struct op *op, const struct launch *l,
-                          const struct cuda_shape *shape, struct error *err)
+/* What the kernel takes, but for the number of slices. */
+static struct linear_args args_of(const struct op *op, const struct launch *l,
+                                  const struct cuda_shape *shape)
 {
     const struct op_linear *u = l->u;
-    bool is_any = l->kernel == KERNEL_linear_gemv_any;
-    size_t n_tiles = 0, n_blocks, n_slices = 1;
+    size_t n_tiles = 0;
     struct linear_args args = {
         .x = u->in.data,
         .n_rows = shape->view.counts + (op->rows == ROWS_OUT ? STEP_OUT_ROWS : STEP_ROWS),
@@ -309,28 +354,76 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
         args.x = l->ahead->u.swiglu.up.data;
         args.gate = l->ahead->u.swiglu.gate.data;
     }
-
     for (size_t i = 0; i < l->n_parts; i++) {
         fill_part(&args.part[i], u, l->part[i], n_tiles);
         n_tiles += ceil_div(u->part[l->part[i]].w.n_out, l->tile);
     }
-    n_blocks = n_tiles;
-    if (!is_any) {
-        n_slices = slices_of(be, l, n_tiles);
+    args.n_tiles = (int32_t)n_tiles;
+    args.n_slices = 1;
+    return args;
+}
+
+static void set_slices(struct linear_args *args, size_t n)
+{
+    args->n_slices = (int32_t)n;
+    args->slices_log2 = 0;
+    while ((size_t)1 << args->slices_log2 < n) {
+        args->slices_log2++;
+    }
+}
+
+static struct cuda_grid grid_of(const struct launch *l, size_t n_blocks)
+{
+    return (struct cuda_grid){.x = (unsigned)n_blocks,
+                              .y = (unsigned)ceil_div(l->n_rows, l->rows),
+                              .threads = (unsigned)(WARP_LANES * l->warps),
+                              .shared_bytes = l->shared_bytes};
+}
+
+static enum status launch(struct cuda_backend *be, const struct op *op, const struct launch *l,
+                          const struct cuda_shape *shape, struct error *err)
+{
+    struct linear_args args = args_of(op, l, shape);
+    size_t n_tiles = (size_t)args.n_tiles, n_blocks = n_tiles;
+
+    if (l->kernel != KERNEL_linear_gemv_any) {
+        size_t n_slices = slices_of(be, l, n_tiles);
+
+        set_slices(&args, n_slices);
         n_blocks = size_min(ceil_div(n_tiles * n_slices, l->warps),
                             (size_t)be->card.n_multiprocessors * l->per_card);
     }
-    args.n_tiles = (int32_t)n_tiles;
-    args.n_slices = (int32_t)n_slices;
-    while ((size_t)1 << args.slices_log2 < n_slices) {
-        args.slices_log2++;
+    return cuda_launch(be, &cuda_linear, l->kernel, grid_of(l, n_blocks), &args, err);
+}
+
+/* linear_gemv_int8_one with the dense parts that join it, or NULL. */
+static enum status launch_int8_one(struct cuda_backend *be, const struct op *op,
+                                   const struct launch *l, const struct launch *beside,
+                                   const struct cuda_shape *shape, struct error *err)
+{
+    struct linear_pair_args args = {.main = args_of(op, l, shape)};
+    size_t n_tiles = (size_t)args.main.n_tiles, n_slices = slices_of(be, l, n_tiles);
+    size_t n_blocks = (size_t)be->card.n_multiprocessors * l->per_card, n_beside = 0;
+    struct cuda_grid grid = grid_of(l, 0);
+
+    set_slices(&args.main, n_slices);
+    if (beside) {
+        size_t n = 1;
+
+        args.beside = args_of(op, beside, shape);
+        while (2 * n * BESIDE_STEPS <= beside->n_steps && 2 * n <= beside->warps) {
+            n *= 2;
+        }
+        set_slices(&args.beside, n);
+        n_beside = ceil_div((size_t)args.beside.n_tiles * n, beside->warps);
+        n_beside = size_min(n_beside, ceil_div(n_blocks, 4));
+        n_blocks -= n_beside;
+        grid.shared_bytes = size_max(grid.shared_bytes, beside->shared_bytes);
     }
-    return cuda_launch(be, &cuda_linear, l->kernel,
-                       (struct cuda_grid){.x = (unsigned)n_blocks,
-                                          .y = (unsigned)ceil_div(l->n_rows, l->rows),
-                                          .threads = (unsigned)(WARP_LANES * l->warps),
-                                          .shared_bytes = l->shared_bytes},
-                       &args, err);
+    args.beside_blocks = (int32_t)n_beside;
+    n_blocks = size_min(n_blocks, ceil_div(n_tiles * n_slices, l->warps));
+    grid.x = (unsigned)(n_beside + n_blocks);
+    return cuda_launch(be, &cuda_linear, l->kernel, grid, &args, err);
 }
 
 /* The launch that begins with part p; its n_parts is 0 if p goes along with an earlier part. */
@@ -353,16 +446,39 @@ static struct launch launch_of(const struct cuda_backend *be, const struct op_li
     return l;
 }
 
+/* The first of the launches whose kernel is one of these; n if there is none. */
+static size_t first_of(const struct launch *all, size_t n, enum kernel a, enum kernel b,
+                       enum kernel c)
+{
+    size_t i = 0;
+
+    while (i < n && all[i].kernel != a && all[i].kernel != b && all[i].kernel != c) {
+        i++;
+    }
+    return i;
+}
+
 static enum status launch_all(struct cuda_backend *be, const struct op *op, const struct op *ahead,
                               size_t n_rows, const struct cuda_shape *shape, struct error *err)
 {
+    struct launch all[LINEAR_PARTS_MAX];
+    size_t n = 0, main, beside;
     enum status rc = OK;
 
-    for (size_t p = 0; rc == OK && p < op->u.linear.n_parts; p++) {
-        struct launch l = launch_of(be, &op->u.linear, p, ahead, n_rows);
-
-        if (l.n_parts > 0) {
-            rc = launch(be, op, &l, shape, err);
+    for (size_t p = 0; p < op->u.linear.n_parts; p++) {
+        all[n] = launch_of(be, &op->u.linear, p, ahead, n_rows);
+        n += all[n].n_parts > 0;
+    }
+    main = first_of(all, n, KERNEL_linear_gemv_int8_one, KERNEL_linear_gemv_int8_one,
+                    KERNEL_linear_gemv_int8_one);
+    beside = first_of(all, n, KERNEL_linear_gemv_f32_1, KERNEL_linear_gemv_f16_1,
+                      KERNEL_linear_gemv_bf16_1);
+    for (size_t i = 0; rc == OK && i < n; i++) {
+        if (all[i].kernel == KERNEL_linear_gemv_int8_one) {
+            rc = launch_int8_one(be, op, &all[i], i == main && beside < n ? &all[beside] : NULL,
+                                 shape, err);
+        } else if (i != beside || main == n) {
+            rc = launch(be, op, &all[i], shape, err);
         }
     }
     return rc;

@@ -25,6 +25,8 @@ enum {
     LINEAR_INPUTS_MAX = 1024 * 1024, /* for which group_inverse is exact */
     LINEAR_NORM_ROWS = 8,            /* of x, when a norm goes ahead */
     LINEAR_SWIGLU_INPUTS = 4096,     /* beyond, each block would compute for too long */
+    LINEAR_INT8_TILE = 4,            /* outputs of a tile of linear_gemv_int8_one */
+    LINEAR_INT8_SCALES = 256,        /* bytes that their scales may have */
     /* Floats in shared memory ahead of the norm's weights: a factor for each row, and sums of warps. */
     LINEAR_NORM_HEAD = LINEAR_NORM_ROWS * (1 + LINEAR_WARPS),
 };
@@ -61,6 +63,12 @@ struct linear_args {
     const float *gate;   /* [rows][n_in]; only for kernels of one row */
     int32_t ahead_round; /* the type that it rounds to */
     struct linear_part part[LINEAR_ARGS_PARTS];
+};
+
+/* Two products of the same inputs: the first beside_blocks blocks do that of dense weights. */
+struct linear_pair_args {
+    struct linear_args main, beside;
+    int32_t beside_blocks;
 };
 
 #endif
