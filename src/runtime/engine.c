@@ -333,10 +333,26 @@ static void end_by_itself(struct engine *e, struct sequence *q, enum finish_reas
     end_sequence(e, q, reason, reason == FINISH_ERROR ? &err : NULL);
 }
 
-/* Chooses the next token of q from its logits. */
-static void choose(struct engine *e, struct sequence *q, const float *logits)
+/* The choice from what the step gave of logits row `row`; rows that it did not give are fetched, if they turn
+ * out to be needed. */
+static enum status sample_row(struct engine *e, struct sampler_input *in, double u,
+                              struct model_step_result *step, size_t row, struct sample *out,
+                              struct error *err)
 {
-    struct sampler_input in = {.logits = logits, .sampling = &q->sampling, .history = &q->history};
+    if (sampler_choose_top(e->sampler, in, &step->top[row], u, out)) {
+        return OK;
+    }
+    if (!step->logits) {
+        step->logits = model_logits(e->model);
+    }
+    in->logits = step->logits + row * e->rules.n_vocab;
+    return sampler_choose(e->sampler, in, u, out, err);
+}
+
+/* Chooses the next token of q from the step's logits row. */
+static void choose(struct engine *e, struct sequence *q, struct model_step_result *step, size_t row)
+{
+    struct sampler_input in = {.sampling = &q->sampling, .history = &q->history};
     struct sample sample;
     struct error err = {0};
     enum finish_reason reason = q->n_output == 0 ? sequence_start(q) : FINISH_NONE;
@@ -347,7 +363,7 @@ static void choose(struct engine *e, struct sequence *q, const float *logits)
     }
     in.n_banned = sequence_banned(q, &in.banned);
     double u = sampler_uniform(q->seed, q->n_output);
-    if (sampler_choose(e->sampler, &in, u, &sample, &err) != OK) {
+    if (sample_row(e, &in, u, step, row, &sample, &err) != OK) {
         end_sequence(e, q, FINISH_ERROR, &err);
         return;
     }
@@ -359,7 +375,8 @@ static void choose(struct engine *e, struct sequence *q, const float *logits)
 }
 
 /* What a step did for one part. */
-static void deal(struct engine *e, const struct step_part *part, int bad_layer, const float *logits)
+static void deal(struct engine *e, const struct step_part *part, int bad_layer,
+                 struct model_step_result *step, size_t row)
 {
     struct sequence *q = part->sequence;
 
@@ -380,14 +397,14 @@ static void deal(struct engine *e, const struct step_part *part, int bad_layer, 
         q->n_fed += part->n_tokens;
     }
     if (part->wants_logits) {
-        choose(e, q, logits);
+        choose(e, q, step, row);
     }
 }
 
 static enum status run_parts(struct engine *e, const struct step_part *parts, size_t n,
                              struct error *err)
 {
-    size_t n_vocab = e->rules.n_vocab;
+    struct model_step_options o = {.no_logits = true};
     struct model_step_result result = {0};
     enum status rc;
 
@@ -396,15 +413,16 @@ static enum status run_parts(struct engine *e, const struct step_part *parts, si
                                           .tokens = parts[i].tokens,
                                           .n_tokens = parts[i].n_tokens,
                                           .n_logits = parts[i].wants_logits ? 1 : 0};
+        o.no_logits = o.no_logits &&
+                      (!parts[i].wants_logits || sampler_may_use_top(&parts[i].sequence->sampling));
     }
-    rc = model_step(e->model, e->spans, n, NULL, &result, err);
+    rc = model_step(e->model, e->spans, n, &o, &result, err);
     if (rc != OK) {
         return rc;
     }
     for (size_t i = 0, row = 0; i < n; i++) {
-        const float *logits = parts[i].wants_logits ? result.logits + row++ * n_vocab : NULL;
-
-        deal(e, &parts[i], result.bad_layer[i], logits);
+        deal(e, &parts[i], result.bad_layer[i], &result, row);
+        row += parts[i].wants_logits;
     }
     return OK;
 }

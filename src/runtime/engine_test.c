@@ -490,6 +490,46 @@ static void test_logprobs_in_events(void **state)
     rig_close(&r);
 }
 
+/* Rows of logits are asked for when a request of the step cannot do without; those that turn out to be needed
+ * come after. */
+static void test_logits_are_asked_for_when_needed(void **state)
+{
+    static struct result out;
+    const int32_t prompt[] = {5}, bad[] = {FAKE_NAN_LOGITS};
+    struct engine_request q = request_of(prompt, 1, 10);
+    struct rig r;
+    (void)state;
+
+    q.ignore_eos = true;
+    rig_open(&r, &plain);
+    rig_start(&r);
+    run_one(&r, &q, &out); /* greedy */
+    q.sampling.temperature = 1.0f;
+    q.sampling.top_k = 20;
+    q.sampling.top_p = 0.8f;
+    run_one(&r, &q, &out);
+    q.sampling.presence_penalty =
+        1.5f; /* of 48 possible letters few remain unseen: all are in the list */
+    run_one(&r, &q, &out);
+    assert_int_equal(out.n_tokens, 10);
+    assert_int_equal(r.model->n_logits_asked, 0);
+    assert_int_equal(r.model->n_logits_fetched, 0);
+    q.sampling.want_logprobs = true;
+    run_one(&r, &q, &out);
+    assert_int_equal(r.model->n_logits_asked, 10);
+    q.sampling.want_logprobs = false;
+    q.sampling.top_k = -1;
+    run_one(&r, &q, &out);
+    assert_int_equal(r.model->n_logits_asked, 20);
+    assert_int_equal(r.model->n_logits_fetched, 0);
+    q = request_of(bad, 1, 10); /* no list for a row with a NaN */
+    run_one(&r, &q, &out);
+    assert_true(out.is_error);
+    assert_int_equal(r.model->n_logits_asked, 20);
+    assert_int_equal(r.model->n_logits_fetched, 1);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -507,6 +547,7 @@ int main(void)
         cmocka_unit_test(test_min_tokens),
         cmocka_unit_test(test_stop_strings),
         cmocka_unit_test(test_logprobs_in_events),
+        cmocka_unit_test(test_logits_are_asked_for_when_needed),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

@@ -60,6 +60,8 @@ struct model {
     struct model_options options;
     bool is_scripted, is_endless;
     float logits[FAKE_LIVE_MAX][FAKE_VOCAB];
+    struct best_row top[FAKE_LIVE_MAX];
+    size_t n_logits_asked, n_logits_fetched; /* steps: with logits, and whose logits came after */
     int16_t bad_layer[FAKE_LIVE_MAX];
     size_t n_steps;
     struct fake_span *log; /* or NULL: not recorded */
@@ -185,6 +187,28 @@ static inline void fake_logits(const struct model *m, const struct seq_state *q,
     }
 }
 
+/* The largest, one after the other; nothing for a row with a NaN. */
+static inline void fake_top(const float *x, struct best_row *out)
+{
+    bool is_taken[FAKE_VOCAB] = {false}, has_nan = false;
+
+    for (size_t v = 0; v < FAKE_VOCAB; v++) {
+        has_nan = has_nan || isnan(x[v]);
+    }
+    for (size_t k = 0; k < BEST_TOP; k++) {
+        int32_t best = -1;
+
+        for (int32_t v = 0; v < FAKE_VOCAB && !has_nan; v++) {
+            best = !is_taken[v] && (best < 0 || x[v] > x[best]) ? v : best;
+        }
+        out->ids[k] = best;
+        out->values[k] = best < 0 ? -INFINITY : x[best];
+        if (best >= 0) {
+            is_taken[best] = true;
+        }
+    }
+}
+
 static inline void fake_record(struct model *m, const struct model_span *span)
 {
     if (m->log && m->n_log < m->log_max) {
@@ -198,7 +222,7 @@ enum status model_step(struct model *m, const struct model_span *spans, size_t n
                        struct error *err)
 {
     size_t n_rows = 0, n_out = 0;
-    (void)o;
+    bool has_logits = !o || !o->no_logits;
 
     if (m->on_step) {
         m->on_step(m->ctx, m->n_steps);
@@ -231,12 +255,21 @@ enum status model_step(struct model *m, const struct model_span *spans, size_t n
             if (fake_has(span, FAKE_NAN_LOGITS)) {
                 m->logits[n_out][7] = NAN;
             }
+            fake_top(m->logits[n_out], &m->top[n_out]);
             n_out++;
         }
     }
     assert_true(n_rows <= m->options.rows_max && n_out <= m->options.out_rows_max);
-    *result = (struct model_step_result){.logits = m->logits[0], .bad_layer = m->bad_layer};
+    m->n_logits_asked += has_logits && n_out > 0;
+    *result = (struct model_step_result){
+        .logits = has_logits ? m->logits[0] : NULL, .top = m->top, .bad_layer = m->bad_layer};
     return OK;
+}
+
+const float *model_logits(struct model *m)
+{
+    m->n_logits_fetched++;
+    return m->logits[0];
 }
 
 /* ---- tokenizer.h, detok.h ---- */

@@ -9,6 +9,9 @@
  *            find the place in falling order at which a running amount reaches a target. keep_top()
  *            finds it digit by digit over the value's 32 bits (11 + 11 + 10): a histogram of amounts,
  *            the digit at which the target is reached, then the same inside that digit. No sorting.
+ * From few:  what follows top_k sees its candidates only. So the same k from a list of the row's largest logits
+ *            give the same choice bit for bit. Penalties and bans lower logits: then the list decides for
+ *            those that stay above its last, which bounds all that are not listed.
  * Trade-off: sums are double and in a fixed order, so the result is exact up to rounding at the very
  *            edge of top_p. */
 #include "runtime/sampler.h"
@@ -17,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/backend.h"
 #include "base/half.h"
 #include "base/size.h"
 
@@ -117,36 +121,46 @@ double sampler_uniform(uint64_t seed, uint64_t index)
 
 /* ---- the adjusted row ---- */
 
-static void apply_penalties(float *x, size_t n, const struct sampling *p,
-                            const struct token_history *h)
+static float penalised(float x, uint32_t seen, const struct sampling *p)
 {
-    for (size_t i = 0; i < n; i++) {
-        uint32_t seen = h->seen[i];
-
-        if (seen == 0) {
-            continue;
-        }
-        if (p->repetition_penalty != 1.0f) {
-            x[i] = x[i] > 0.0f ? x[i] / p->repetition_penalty : x[i] * p->repetition_penalty;
-        }
-        if (seen & SEEN_COUNT_MASK) {
-            x[i] -= p->presence_penalty + p->frequency_penalty * (float)(seen & SEEN_COUNT_MASK);
-        }
+    if (seen == 0) {
+        return x;
     }
+    if (p->repetition_penalty != 1.0f) {
+        x = x > 0.0f ? x / p->repetition_penalty : x * p->repetition_penalty;
+    }
+    if (seen & SEEN_COUNT_MASK) {
+        x -= p->presence_penalty + p->frequency_penalty * (float)(seen & SEEN_COUNT_MASK);
+    }
+    return x;
+}
+
+static bool has_penalties(const struct sampler_input *in)
+{
+    return in->history && in->history->seen && sampling_has_penalties(in->sampling);
+}
+
+/* Whether any logit may be changed before the filters. */
+static bool has_adjustments(const struct sampler_input *in)
+{
+    return has_penalties(in) || in->sampling->n_bias > 0 || in->n_banned > 0;
 }
 
 /* The adjusted row: the logits themselves when nothing changes them, else a copy. */
 static const float *adjust(struct sampler *s, const struct sampler_input *in)
 {
     const struct sampling *p = in->sampling;
-    bool has_history = in->history && in->history->seen && sampling_has_penalties(p);
 
-    if (!has_history && p->n_bias == 0 && in->n_banned == 0) {
+    if (!has_adjustments(in)) {
         return in->logits;
     }
     memcpy(s->row, in->logits, s->n_vocab * sizeof *s->row);
-    if (has_history) {
-        apply_penalties(s->row, size_min(s->n_vocab, in->history->n_vocab), p, in->history);
+    if (has_penalties(in)) {
+        size_t n = size_min(s->n_vocab, in->history->n_vocab);
+
+        for (size_t i = 0; i < n; i++) {
+            s->row[i] = penalised(s->row[i], in->history->seen[i], p);
+        }
     }
     for (size_t i = 0; i < p->n_bias; i++) {
         s->row[p->bias[i].id] += p->bias[i].bias;
@@ -440,13 +454,9 @@ static void choose_greedy(struct sampler *s, const float *x, float max)
     s->n = 1;
 }
 
-static void apply_filters(struct sampler *s, const float *x, float max, const struct sampling *p)
+/* What remains to be done with the candidates that top_k left. */
+static void weigh_and_cut(struct sampler *s, float max, const struct sampling *p)
 {
-    if (p->top_k > 0 && (size_t)p->top_k < s->n_vocab) {
-        take_top_k(s, x, (size_t)p->top_k);
-    } else {
-        gather(s, x, -INFINITY);
-    }
     weigh(s, max, p->temperature);
     if (p->top_p < 1.0f) {
         take_top_p(s, (double)p->top_p);
@@ -454,6 +464,29 @@ static void apply_filters(struct sampler *s, const float *x, float max, const st
     if (p->min_p > 0.0f) {
         keep_at_least(s, p->min_p);
     }
+}
+
+/* How many candidates top_k leaves; n_vocab: it is off. */
+static size_t top_k_of(const struct sampler *s, const struct sampling *p)
+{
+    return p->top_k > 0 ? size_min((size_t)p->top_k, s->n_vocab) : s->n_vocab;
+}
+
+static bool is_greedy(const struct sampling *p)
+{
+    return p->temperature < SAMPLING_TEMPERATURE_GREEDY;
+}
+
+static void apply_filters(struct sampler *s, const float *x, float max, const struct sampling *p)
+{
+    size_t k = top_k_of(s, p);
+
+    if (k < s->n_vocab) {
+        take_top_k(s, x, k);
+    } else {
+        gather(s, x, -INFINITY);
+    }
+    weigh_and_cut(s, max, p);
 }
 
 enum status sampler_choose(struct sampler *s, const struct sampler_input *in, double u,
@@ -469,7 +502,7 @@ enum status sampler_choose(struct sampler *s, const struct sampler_input *in, do
     if (max == -INFINITY) {
         return error_set(err, ERR_INTERNAL, "no token can be chosen: every logit is -inf");
     }
-    if (in->sampling->temperature < SAMPLING_TEMPERATURE_GREEDY) {
+    if (is_greedy(in->sampling)) {
         choose_greedy(s, x, max);
     } else {
         apply_filters(s, x, max, in->sampling);
@@ -479,6 +512,129 @@ enum status sampler_choose(struct sampler *s, const struct sampler_input *in, do
         add_logprobs(s, in, out);
     }
     return OK;
+}
+
+/* ---- the choice from a row's largest logits ---- */
+
+bool sampler_may_use_top(const struct sampling *p)
+{
+    bool only_lowers = p->repetition_penalty >= 1.0f && p->presence_penalty >= 0.0f &&
+                       p->frequency_penalty >= 0.0f;
+    bool is_cut = is_greedy(p) || (p->top_k > 0 && p->top_k <= BEST_TOP) ||
+                  (p->min_p > 0.0f && p->top_p >= 1.0f);
+
+    for (size_t i = 0; i < p->n_bias; i++) {
+        only_lowers = only_lowers && p->bias[i].bias <= 0.0f;
+    }
+    return only_lowers && is_cut && !p->want_logprobs;
+}
+
+/* Makes candidates of at most n listed logits, in order of ids. Returns a bound of all that are not among
+ * them, listed or not; -INFINITY when there are none. */
+static float take_listed(struct sampler *s, const struct best_row *top, size_t n)
+{
+    float rest = -INFINITY;
+
+    s->n = 0;
+    for (size_t i = 0; i < BEST_TOP && top->ids[i] >= 0; i++) {
+        int32_t id = top->ids[i];
+        size_t at = s->n;
+
+        rest = top->values[i];
+        if ((size_t)id >= s->n_vocab) {
+            continue; /* no token */
+        }
+        if (s->n == n) {
+            return rest;
+        }
+        for (; at > 0 && s->ids[at - 1] > id; at--) {
+            s->ids[at] = s->ids[at - 1];
+            s->values[at] = s->values[at - 1];
+        }
+        s->ids[at] = id;
+        s->values[at] = top->values[i];
+        s->n++;
+    }
+    return top->ids[BEST_TOP - 1] < 0 ? -INFINITY : rest;
+}
+
+static void adjust_listed(struct sampler *s, const struct sampler_input *in)
+{
+    const struct sampling *p = in->sampling;
+
+    for (size_t i = 0; i < s->n; i++) {
+        int32_t id = s->ids[i];
+        float *x = &s->values[i];
+
+        if (has_penalties(in) && (size_t)id < in->history->n_vocab) {
+            *x = penalised(*x, in->history->seen[id], p);
+        }
+        for (size_t b = 0; b < p->n_bias; b++) {
+            *x += p->bias[b].id == id ? p->bias[b].bias : 0.0f;
+        }
+        for (size_t b = 0; b < in->n_banned; b++) {
+            *x = in->banned[b] == id ? -INFINITY : *x;
+        }
+    }
+}
+
+static float largest_value(const struct sampler *s)
+{
+    float max = -INFINITY;
+
+    for (size_t i = 0; i < s->n; i++) {
+        max = s->values[i] > max ? s->values[i] : max;
+    }
+    return max;
+}
+
+/* Leaves the k first of all tokens, or as many as matter. False: these are not known. */
+static bool cut_listed(struct sampler *s, const struct sampler_input *in,
+                       const struct best_row *top, size_t k)
+{
+    const struct sampling *p = in->sampling;
+    bool is_changed = has_adjustments(in);
+    float rest = take_listed(s, top, is_changed ? BEST_TOP : k);
+    bool has_all = rest == -INFINITY;
+
+    if (is_changed) {
+        adjust_listed(s, in);
+    }
+    if (is_changed && !has_all) { /* only these are above all others for certain */
+        keep_at_least(s, nextafterf(rest, INFINITY));
+    }
+    if (s->n >= k || has_all) {
+        if (s->n > k) {
+            keep_top(s, false, (double)k);
+        }
+        return s->n > 0;
+    }
+    /* Those that are not known fall to min_p, with room for rounding. */
+    return s->n > 0 && p->min_p > 0.0f && p->top_p >= 1.0f && !is_greedy(p) &&
+           expf((rest - largest_value(s)) / p->temperature) < 0.999f * p->min_p;
+}
+
+bool sampler_choose_top(struct sampler *s, const struct sampler_input *in,
+                        const struct best_row *top, double u, struct sample *out)
+{
+    const struct sampling *p = in->sampling;
+    float max;
+
+    *out = (struct sample){.id = -1};
+    if (!sampler_may_use_top(p) || !cut_listed(s, in, top, is_greedy(p) ? 1 : top_k_of(s, p))) {
+        return false;
+    }
+    max = largest_value(s);
+    if (max == -INFINITY) {
+        return false;
+    }
+    if (is_greedy(p)) {
+        s->values[0] = 1.0f;
+    } else {
+        weigh_and_cut(s, max, p);
+    }
+    out->id = draw(s, u);
+    return true;
 }
 
 size_t sampler_kept(const struct sampler *s, const int32_t **ids, const float **weights)

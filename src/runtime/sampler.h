@@ -7,7 +7,8 @@
  * Random:  the number for token `index` of a request is a function of (seed, index) alone. So a seed
  *          gives the same text in any company and after a restart.
  * Cost:    a few passes over the row, no sorting, no allocation: top_k and top_p are cut by a radix
- *          search over the bits of the logit or weight.
+ *          search over the bits of the logit or weight. Most requests need the row's largest logits
+ *          only, which a device finds by itself: then a microsecond or two.
  * Threads: one sampler per thread; the history belongs to its sequence. */
 #ifndef RUNTIME_SAMPLER_H
 #define RUNTIME_SAMPLER_H
@@ -20,6 +21,7 @@
 #include "runtime/sampling.h"
 
 struct sampler;
+struct best_row;
 
 /* n_vocab: ids at and above it (padding rows of the model) are never chosen; a row of logits may be
  * longer than that. Scratch is allocated here and nowhere else. */
@@ -61,7 +63,15 @@ double sampler_uniform(uint64_t seed, uint64_t index);
 enum status sampler_choose(struct sampler *s, const struct sampler_input *in, double u,
                            struct sample *out, struct error *err);
 
-/* What the last sampler_choose kept, for tests: ids in rising order, weights not normalised. Greedy
+/* False: the choice will need the whole row, whatever is in it. */
+bool sampler_may_use_top(const struct sampling *p);
+
+/* The same choice from the row's largest logits alone; in->logits is not read. False: they do not decide it,
+ * or there is an error to be told, and sampler_choose() has to see the whole row. */
+bool sampler_choose_top(struct sampler *s, const struct sampler_input *in,
+                        const struct best_row *top, double u, struct sample *out);
+
+/* What the last sampler_choose or sampler_choose_top kept, for tests: ids in rising order, weights not normalised. Greedy
  * choices keep one. Returns the number; the arrays are borrowed until the next choice. */
 size_t sampler_kept(const struct sampler *s, const int32_t **ids, const float **weights);
 
