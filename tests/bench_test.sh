@@ -88,4 +88,11 @@ refuses 'nothing to measure' --prefill none --batch none
 refuses 'goes with --quality' --text "$dir/text"
 refuses 'exclude each other' --quality --text a --rows b
 refuses 'one of' --routing random
+refuses 'go with --offload' --gpu-memory-gb 8,12
+refuses 'must be in' --gpu-memory-gb -1
+refuses 'goes without' --offload --profile
+set +e
+"$SPILLWAY" bench --model $rill --offload --device cpu >"$dir/out" 2>"$dir/err"
+[ $? -eq 4 ] || fail "--offload without a card does not exit with 4"
+set -e
 echo "passed"

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/str.h"
 #include "cli/bench_report.h"
+#include "cli/svg_text.h"
 
 enum {
     WIDTH = 1040,
@@ -22,39 +22,6 @@ enum {
 
 static const char COLOUR_BOUND[] = "#cfd8dc", COLOUR_REACHED[] = "#00796b",
                   COLOUR_INK[] = "#263238", COLOUR_PALE[] = "#607d8b", COLOUR_SPREAD[] = "#212121";
-
-/* XML text: what markup would read is escaped, what XML 1.0 forbids becomes '?'. */
-static void put_escaped(struct buf *out, const char *text)
-{
-    size_t len = strlen(text), valid = utf8_valid_prefix(text, len);
-
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)text[i];
-
-        if (c == '<') {
-            buf_append_str(out, "&lt;");
-        } else if (c == '>') {
-            buf_append_str(out, "&gt;");
-        } else if (c == '&') {
-            buf_append_str(out, "&amp;");
-        } else if (c == '"') {
-            buf_append_str(out, "&quot;");
-        } else if (c < 0x20 || c == 0x7f || i >= valid) {
-            buf_append_char(out, '?');
-        } else {
-            buf_append_char(out, (char)c);
-        }
-    }
-}
-
-static void put_text(struct buf *out, int x, int y, int size, const char *anchor,
-                     const char *colour, const char *text)
-{
-    buf_appendf(out, "<text x=\"%d\" y=\"%d\" font-size=\"%d\" text-anchor=\"%s\" fill=\"%s\">", x,
-                y, size, anchor, colour);
-    put_escaped(out, text);
-    buf_append_str(out, "</text>\n");
-}
 
 static void put_bar(struct buf *out, int y, double width, const char *colour)
 {
@@ -97,7 +64,7 @@ static void put_row(struct buf *out, const struct bench_result *r, const struct 
         size_t len = strlen(text);
         snprintf(text + len, sizeof text - len, ", %zu thr", row->n_threads);
     }
-    put_text(out, BARS_X - 8, y + 13, 13, "end", COLOUR_INK, text);
+    svg_text(out, BARS_X - 8, y + 13, 13, "end", COLOUR_INK, text);
     put_bar(out, y, pixels(row->bound_tok_s, most), COLOUR_BOUND);
     put_bar(out, y, pixels(row->tok_s.median, most), COLOUR_REACHED);
     buf_appendf(out,
@@ -110,7 +77,7 @@ static void put_row(struct buf *out, const struct bench_result *r, const struct 
     } else {
         snprintf(text, sizeof text, "no bound");
     }
-    put_text(out, BARS_X + BARS_WIDTH + 8, y + 13, 12, "start", COLOUR_PALE, text);
+    svg_text(out, BARS_X + BARS_WIDTH + 8, y + 13, 12, "start", COLOUR_PALE, text);
 }
 
 /* Returns the height used; 0 when there is no such case. */
@@ -125,7 +92,7 @@ static int put_panel(struct buf *out, const struct bench_result *r, enum bench_k
     }
     snprintf(text, sizeof text, "%s, full width = %.0f tok/s",
              kind == BENCH_PREFILL ? "Reading prompts" : "Generating", most);
-    put_text(out, MARGIN, y + 24, 15, "start", COLOUR_INK, text);
+    svg_text(out, MARGIN, y + 24, 15, "start", COLOUR_INK, text);
     for (size_t i = 0; i < r->n_rows; i++) {
         if (r->rows[i].kind == kind) {
             put_row(out, r, &r->rows[i], at, most);
@@ -140,13 +107,13 @@ static void put_title(struct buf *out, const struct bench_report *r)
     char text[512];
 
     snprintf(text, sizeof text, "spillway %s: %s", SPILLWAY_VERSION, r->model_path);
-    put_text(out, MARGIN, 30, 18, "start", COLOUR_INK, text);
+    svg_text(out, MARGIN, 30, 18, "start", COLOUR_INK, text);
     snprintf(text, sizeof text, "%s, %s kernels; %.2f GB of weights", r->cpu, r->isa,
              (double)r->weight_bytes * 1e-9);
-    put_text(out, MARGIN, 52, 13, "start", COLOUR_PALE, text);
+    svg_text(out, MARGIN, 52, 13, "start", COLOUR_PALE, text);
     snprintf(text, sizeof text, "%s activations, quantised matrices read %s, dense %s; routing: %s",
              r->dtype, r->activations, r->dense_quant, r->routing);
-    put_text(out, MARGIN, 70, 13, "start", COLOUR_PALE, text);
+    svg_text(out, MARGIN, 70, 13, "start", COLOUR_PALE, text);
 }
 
 static void put_foot(struct buf *out, const struct bench_report *r, int y)
@@ -156,10 +123,10 @@ static void put_foot(struct buf *out, const struct bench_report *r, int y)
     buf_appendf(out, "<rect x=\"%d\" y=\"%d\" width=\"14\" height=\"14\" fill=\"%s\"/>\n", MARGIN,
                 y + 18, COLOUR_REACHED);
     snprintf(text, sizeof text, "median of %zu runs (line: least to most)", r->plan->repeat);
-    put_text(out, MARGIN + 20, y + 30, 12, "start", COLOUR_PALE, text);
+    svg_text(out, MARGIN + 20, y + 30, 12, "start", COLOUR_PALE, text);
     buf_appendf(out, "<rect x=\"%d\" y=\"%d\" width=\"14\" height=\"14\" fill=\"%s\"/>\n",
                 MARGIN + 330, y + 18, COLOUR_BOUND);
-    put_text(out, MARGIN + 350, y + 30, 12, "start", COLOUR_PALE,
+    svg_text(out, MARGIN + 350, y + 30, 12, "start", COLOUR_PALE,
              "what this machine's memory or arithmetic allows");
 }
 

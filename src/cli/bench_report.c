@@ -17,6 +17,9 @@ void bench_row_label(char *out, size_t n, const struct bench_row *row)
 
 const char *bench_bound_name(const struct bench_result *r, const struct bench_row *row)
 {
+    if (row->misses.overflows) {
+        return row->overflow.by;
+    }
     return !row->is_bound_by_memory ? "arithmetic" : r->is_cached ? "cache" : "memory";
 }
 
@@ -93,6 +96,26 @@ static void print_bytes(FILE *out, const struct bench_result *result)
     }
 }
 
+static void print_misses(FILE *out, const struct bench_result *result)
+{
+    const struct offload_stats *o = &result->offload;
+
+    fprintf(out, "\n%zu experts of %.2f MB have a slot, %.1f %% of all\n", o->n_slots,
+            (double)o->block_bytes * 1e-6,
+            100 * (double)o->n_slots / (double)(o->n_layers * o->n_experts));
+    fprintf(out, "%-24s %10s %10s %10s %10s %10s %10s\n", "experts per token", "hits", "fetched",
+            "CPU", "ahead", "streamed", "in turn");
+    for (size_t i = 0; i < result->n_rows; i++) {
+        const struct bench_row *row = &result->rows[i];
+        const struct bench_misses *m = &row->misses;
+        char label[64];
+
+        bench_row_label(label, sizeof label, row);
+        fprintf(out, "%-24s %10.2f %10.2f %10.2f %10.2f %10.2f %10.2f\n", label, m->hits,
+                m->fetched, m->cpu, m->ahead, m->streamed, 1 / row->overflow.in_turn_s);
+    }
+}
+
 void bench_report_table(FILE *out, const struct bench_report *r)
 {
     const struct bench_plan *p = r->plan;
@@ -119,6 +142,9 @@ void bench_report_table(FILE *out, const struct bench_report *r)
         print_row(out, r, &r->result->rows[i]);
     }
     print_bytes(out, r->result);
+    if (r->result->overflows) {
+        print_misses(out, r->result);
+    }
     fprintf(out,
             "\nmedian of %zu runs after one untimed; routing: %s; %zu tokens per sequence in "
             "decode; tok/s over all sequences\nMB: the least that must move; experts: distinct "
@@ -205,6 +231,15 @@ static struct json_object *row_json(struct json_out *j, const struct bench_resul
     put_number(j, o, "flop_per_token", row->cost.flop);
     put_number(j, o, "flop_quantised_per_token", row->cost.flop_quantised);
     put_number(j, o, "experts_touched", row->n_touched);
+    if (row->misses.overflows) {
+        put_number(j, o, "hits_per_token", row->misses.hits);
+        put_number(j, o, "fetched_per_token", row->misses.fetched);
+        put_number(j, o, "cpu_per_token", row->misses.cpu);
+        put_number(j, o, "ahead_per_token", row->misses.ahead);
+        put_number(j, o, "ahead_used_per_token", row->misses.ahead_used);
+        put_number(j, o, "streamed_per_token", row->misses.streamed);
+        put_number(j, o, "in_turn_tok_s", 1 / row->overflow.in_turn_s);
+    }
     put_number(j, o, "bound_tok_s", row->bound_tok_s);
     put_text(j, o, "bound_by", bench_bound_name(r, row));
     put_number(j, o, "reached", row->tok_s.median / row->bound_tok_s);

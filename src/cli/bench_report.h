@@ -35,7 +35,7 @@ enum status bench_report_svg(struct buf *out, const struct bench_report *r, stru
 /* "prefill 512" or "decode 4 x, depth 1024": what the case is, without the threads. */
 void bench_row_label(char *out, size_t n, const struct bench_row *row);
 
-/* "memory", "cache" or "arithmetic". */
+/* "memory", "cache" or "arithmetic"; where experts overflow "card" or "misses". */
 const char *bench_bound_name(const struct bench_result *r, const struct bench_row *row);
 
 #endif

@@ -176,6 +176,7 @@ static enum status step(struct bench *b, size_t n, struct model_step_result *res
 {
     struct model_step_options o = {.route_hook = b->plan->is_card ? NULL : see_routes,
                                    .route_ctx = b,
+                                   .no_logits = true,
                                    .op_done = b->profile ? op_profile_note : NULL,
                                    .op_ctx = b->profile};
     struct cost_step *done = &b->steps[b->n_steps];
@@ -386,6 +387,31 @@ static void account(struct bench *b, struct bench_row *row)
     row->cost.flop_quantised /= n;
 }
 
+static bool read_misses(const struct model *m, struct offload_stats *out)
+{
+    (void)m;
+    *out = (struct offload_stats){0};
+    return false;
+}
+
+/* What offload/ counted between two moments, per token. */
+static struct bench_misses misses_between(const struct offload_stats *from,
+                                          const struct offload_stats *to, double n_tokens)
+{
+    return (struct bench_misses){
+        .overflows = true,
+        .block_bytes = to->block_bytes,
+        .hits = (double)(to->n_hits - from->n_hits) / n_tokens,
+        .fetched = (double)(to->n_fetched - from->n_fetched) / n_tokens,
+        .cpu = (double)(to->n_cpu - from->n_cpu) / n_tokens,
+        .ahead = (double)(to->n_next - from->n_next) / n_tokens,
+        .ahead_used = (double)(to->n_next_used - from->n_next_used) / n_tokens,
+        .streamed = (double)(to->n_streamed - from->n_streamed) / n_tokens,
+        .cpu_s = (double)(to->cpu_ns - from->cpu_ns) * 1e-9 / n_tokens,
+        .cpu_wait_s = (double)(to->cpu_wait_ns - from->cpu_wait_ns) * 1e-9 / n_tokens,
+    };
+}
+
 static enum status profile_run(struct bench *b, const struct bench_row *row, struct error *err)
 {
     double ignored;
@@ -406,6 +432,7 @@ static enum status profile_run(struct bench *b, const struct bench_row *row, str
 static enum status run_case(struct bench *b, struct bench_row *row, bool with_profile,
                             struct error *err)
 {
+    struct offload_stats before = {0}, after = {0};
     double warm_up;
     enum status rc = open_seqs(b, row->n_seqs, err);
 
@@ -417,12 +444,17 @@ static enum status run_case(struct bench *b, struct bench_row *row, bool with_pr
     if (rc == OK) {
         rc = run_once(b, row, &warm_up, err);
     }
+    read_misses(b->model, &before);
     for (size_t i = 0; i < b->plan->repeat && rc == OK; i++) {
         rc = run_once(b, row, &b->rates[i], err);
     }
     if (rc == OK) {
         row->tok_s = bench_stats_of(b->rates, b->plan->repeat);
         account(b, row);
+    }
+    if (rc == OK && read_misses(b->model, &after)) {
+        row->misses = misses_between(&before, &after,
+                                     (double)(b->plan->repeat * row->n_seqs * row->n_tokens));
     }
     if (rc == OK && with_profile) {
         rc = profile_run(b, row, err);
@@ -470,6 +502,10 @@ static enum status run_row(struct bench *b, const struct bench_row *wanted, stru
     if (rc == OK) {
         row->bound_tok_s = 1 / bench_bound_s(&row->is_bound_by_memory, &row->cost, &bounds->machine,
                                              r->is_cached, b->plan->is_int8);
+        if (row->misses.overflows && b->plan->card) {
+            row->overflow = bench_overflow_bound(b->plan->card, &row->cost, &row->misses);
+            row->bound_tok_s = 1 / row->overflow.bound_s;
+        }
         r->n_rows++;
     }
     return rc;
@@ -480,6 +516,10 @@ static enum status measure_bounds(struct bench *b, struct bench_bounds *out, str
     const struct bench_result *r = b->result;
     struct pool *pool;
 
+    if (b->plan->is_card && b->plan->card) {
+        out->machine = b->plan->card->machine;
+        return OK;
+    }
     if (b->plan->is_card) {
         return card_bounds_measure(&out->machine, b->be, err);
     }
@@ -645,6 +685,7 @@ enum status bench_run(struct bench_result *out, struct model *m, struct backend 
     if (rc == OK) {
         progress_start(progress, "bench", PROGRESS_TOKENS, count_tokens(plan));
         rc = sweep(&b, err);
+        out->overflows = read_misses(m, &out->offload);
         progress_finish(progress); /* also after a failure: the line must end */
     }
     machine_probe_close(&b.probe);

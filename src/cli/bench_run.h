@@ -18,6 +18,7 @@
 #include "backend/op_cost.h"
 #include "base/progress.h"
 #include "base/status.h"
+#include "cli/bench_card.h"
 #include "cli/bench_profile.h"
 #include "cli/bench_stats.h"
 #include "cli/machine_bounds.h"
@@ -42,9 +43,10 @@ struct bench_plan {
     size_t repeat;
     size_t chunk_tokens; /* 0: prompts are not cut */
     enum routing_kind routing;
-    bool is_int8;               /* quantised matrices multiply int8 activations */
-    bool is_card;               /* the backend is a card's: no threads */
-    size_t probe_bytes_max;     /* memory for measuring the machine; 0: no limit */
+    bool is_int8;                  /* quantised matrices multiply int8 activations */
+    bool is_card;                  /* the backend is a card's: no threads */
+    const struct bench_card *card; /* of a card: measured before the model was opened */
+    size_t probe_bytes_max;        /* memory for measuring the machine; 0: no limit */
     struct op_profile *profile; /* or NULL: filled with one more run of the first generation case */
 };
 
@@ -60,6 +62,9 @@ struct bench_row {
     double n_touched;         /* distinct experts per expert layer and step; 0: no experts */
     double bound_tok_s;
     bool is_bound_by_memory; /* else by arithmetic */
+    struct bench_misses
+        misses; /* of the timed runs; where there are any, the bound is theirs too */
+    struct bench_overflow_bound overflow;
 };
 
 struct bench_bounds {
@@ -77,6 +82,8 @@ struct bench_result {
     bool is_cached;          /* the weights fit it: then the bound is the cache's speed */
     size_t working_bytes;    /* weights that steps read again and again */
     size_t n_experts, top_k; /* of a layer; 0: no experts */
+    bool overflows;
+    struct offload_stats offload; /* where experts overflow: at the end */
 };
 
 /* Tokens that the longest sequence and that all sequences together need, for sizing the model. */

@@ -16,16 +16,18 @@
 #include "cli/bench_quality.h"
 #include "cli/bench_report.h"
 #include "cli/bench_run.h"
+#include "cli/bench_sweep.h"
 #include "cli/command.h"
 #include "cli/memory_check.h"
 #include "cli/model_setup.h"
 
-enum { THREADS_MAX = 1024, TOKENS_MAX = 1 << 28, MODEL_FLAGS_MAX = 64 };
+enum { THREADS_MAX = 1024, TOKENS_MAX = 1 << 28, MODEL_FLAGS_MAX = 96, GPU_MEMORY_GB_MAX = 4096 };
 
 struct bench_flags {
     const char *prefill, *depth, *batch, *threads, *routing, *json, *plot, *text, *rows;
+    const char *gpu_memory_gb;
     size_t decode_tokens, repeat, quality_tokens;
-    bool profile, quality;
+    bool profile, quality, offload;
 };
 
 #define AT(member) .offset = FLAG_OFFSET(struct bench_flags, member)
@@ -72,6 +74,16 @@ static const struct flag bench_flag_table[] = {
      .choices = "model|uniform|local",
      .help =
          "who chooses the experts: the model, chance, or chance with the locality of real text"},
+    {.name = "gpu-memory-gb",
+     .kind = FLAG_STRING,
+     AT(gpu_memory_gb),
+     .metavar = "GIB,...",
+     .help = "use at most so much of the card's memory, context included; several with --offload"},
+    {.name = "offload",
+     .kind = FLAG_BOOL,
+     AT(offload),
+     .help = "speed over --gpu-memory-gb (default 8,12,16,24; 0 is the whole card), with --routing "
+             "uniform and local, dense matrices as they are and as int8, unless given"},
     {.name = "profile",
      .kind = FLAG_BOOL,
      AT(profile),
@@ -146,11 +158,38 @@ static enum status read_list(struct bench_list *out, const char *text, const cha
     }
 }
 
-static enum routing_kind routing_named(const char *name)
+/* "8,12.5,0" */
+static enum status read_budgets(struct sweep_plan *plan, const char *text, struct error *err)
 {
-    return strcmp(name, "uniform") == 0 ? ROUTING_UNIFORM
-           : strcmp(name, "local") == 0 ? ROUTING_LOCAL
-                                        : ROUTING_MODEL;
+    char one[32];
+
+    plan->n_budgets = 0;
+    for (const char *at = text;; at++) {
+        size_t len = strcspn(at, ",");
+        double value = 0;
+        enum status rc;
+
+        if (len >= sizeof one || plan->n_budgets == SWEEP_BUDGETS_MAX) {
+            return error_set_param(err, ERR_USAGE, "gpu-memory-gb",
+                                   "--gpu-memory-gb takes at most %d numbers, separated by commas",
+                                   SWEEP_BUDGETS_MAX);
+        }
+        memcpy(one, at, len);
+        one[len] = '\0';
+        rc = flag_read_double(&value, one, "gpu-memory-gb", err);
+        if (rc == OK && !(value >= 0 && value <= GPU_MEMORY_GB_MAX)) {
+            rc = error_set_param(err, ERR_USAGE, "gpu-memory-gb",
+                                 "--gpu-memory-gb: %s must be in 0 to %d", one, GPU_MEMORY_GB_MAX);
+        }
+        if (rc != OK) {
+            return rc;
+        }
+        plan->budgets[plan->n_budgets++] = value;
+        at += len;
+        if (*at == '\0') {
+            return OK;
+        }
+    }
 }
 
 static enum status make_plan(struct bench_plan *plan, const struct bench_flags *f,
@@ -213,9 +252,18 @@ static void describe(struct bench_report *r, const struct bench_flags *f,
     cpu_features_text(r->features, sizeof r->features, &features);
 }
 
+/* "-" is standard output. */
+static enum status write_out(struct buf *text, const char *path, struct error *err)
+{
+    if (strcmp(path, "-") == 0) {
+        fwrite(buf_cstr(text), 1, text->len, stdout);
+        return OK;
+    }
+    return file_out_save(path, buf_cstr(text), text->len, false, err);
+}
+
 typedef enum status report_fn(struct buf *out, const struct bench_report *r, struct error *err);
 
-/* "-" is standard output. */
 static enum status save(const struct bench_report *r, const char *path, report_fn *fn,
                         struct error *err)
 {
@@ -224,10 +272,8 @@ static enum status save(const struct bench_report *r, const char *path, report_f
 
     buf_init(&text);
     rc = fn(&text, r, err);
-    if (rc == OK && strcmp(path, "-") == 0) {
-        fwrite(buf_cstr(&text), 1, text.len, stdout);
-    } else if (rc == OK) {
-        rc = file_out_save(path, buf_cstr(&text), text.len, false, err);
+    if (rc == OK) {
+        rc = write_out(&text, path, err);
     }
     buf_release(&text);
     return rc;
@@ -264,9 +310,15 @@ static enum status speed(const struct bench_flags *f, struct model_flags *model,
     struct bench_report report = {.plan = &plan, .result = &result, .load_average = -1};
     struct model_setup_options options = {.quiet = true};
     struct model_setup setup;
+    struct bench_card card;
     struct progress progress;
+    bool has_card;
     enum status rc = make_plan(&plan, f, err);
 
+    plan.probe_bytes_max = memory_available("/proc/meminfo", "/sys/fs/cgroup") / 2;
+    if (rc == OK) {
+        rc = bench_card_measure(&card, &has_card, model, plan.probe_bytes_max, err);
+    }
     if (rc != OK) {
         return rc;
     }
@@ -284,8 +336,8 @@ static enum status speed(const struct bench_flags *f, struct model_flags *model,
     report.load_s = clock_seconds_since(start);
     plan.chunk_tokens = setup.chunk_tokens;
     plan.is_card = setup.backend != setup.cpu;
+    plan.card = has_card ? &card : NULL;
     plan.is_int8 = setup.activations == CPU_ACTIVATIONS_INT8 && !plan.is_card;
-    plan.probe_bytes_max = memory_available("/proc/meminfo", "/sys/fs/cgroup") / 2;
     describe(&report, f, model, &setup);
     progress_init(&progress, STDERR_FILENO);
     rc = bench_run(&result, setup.model, setup.backend, &plan, &progress, err);
@@ -295,6 +347,97 @@ static enum status speed(const struct bench_flags *f, struct model_flags *model,
     }
     bench_result_release(&result);
     model_setup_close(&setup);
+    return rc;
+}
+
+/* ---- speed over memory ---- */
+
+enum { SWEEP_DECODE_TOKENS = 256, SWEEP_REPEAT = 3 };
+
+/* What --offload measures where the user did not say otherwise. Runs are long, so that the slots' content is
+ * that of the long run after the first. */
+static void sweep_defaults(struct bench_flags *f, const struct flag_result *given)
+{
+    f->prefill = flags_given(given, "prefill") ? f->prefill : "512,2048,8192";
+    f->depth = flags_given(given, "depth") ? f->depth : "0";
+    f->batch = flags_given(given, "batch") ? f->batch : "1";
+    f->repeat = flags_given(given, "repeat") ? f->repeat : SWEEP_REPEAT;
+    f->decode_tokens = flags_given(given, "decode-tokens") ? f->decode_tokens : SWEEP_DECODE_TOKENS;
+    f->gpu_memory_gb = f->gpu_memory_gb ? f->gpu_memory_gb : "8,12,16,24";
+}
+
+static enum status sweep_plan_make(struct sweep_plan *plan, const struct bench_flags *f,
+                                   const struct model_flags *model, const struct flag_result *given,
+                                   struct error *err)
+{
+    *plan = (struct sweep_plan){
+        .dense = {"int8", "none"}, .n_dense = 2, .routings = {"uniform", "local"}, .n_routings = 2};
+    if (flags_given(given, "dense-quant")) {
+        plan->dense[0] = model->dense_quant;
+        plan->n_dense = 1;
+    }
+    if (flags_given(given, "routing")) {
+        plan->routings[0] = f->routing;
+        plan->n_routings = 1;
+    }
+    return read_budgets(plan, f->gpu_memory_gb, err);
+}
+
+typedef enum status sweep_text_fn(struct buf *out, const struct sweep *s, struct error *err);
+
+static enum status sweep_save(const struct sweep *s, const char *path, sweep_text_fn *fn,
+                              struct error *err)
+{
+    struct buf text;
+    enum status rc;
+
+    buf_init(&text);
+    rc = fn(&text, s, err);
+    if (rc == OK) {
+        rc = write_out(&text, path, err);
+    }
+    buf_release(&text);
+    return rc;
+}
+
+static enum status sweep_show(const struct sweep *s, const struct bench_flags *f, struct error *err)
+{
+    enum status rc = OK;
+
+    if (!f->json || strcmp(f->json, "-") != 0) {
+        sweep_table(stdout, s);
+    }
+    if (f->json) {
+        rc = sweep_save(s, f->json, sweep_json, err);
+    }
+    return rc == OK && f->plot ? sweep_save(s, f->plot, sweep_svg, err) : rc;
+}
+
+static enum status offload(struct bench_flags *f, struct model_flags *model,
+                           const struct flag_result *given, struct log *log, struct error *err)
+{
+    size_t bytes_max = memory_available("/proc/meminfo", "/sys/fs/cgroup") / 2;
+    struct bench_plan plan = {0};
+    struct sweep_plan points;
+    struct progress progress;
+    struct sweep s = {0};
+    enum status rc;
+
+    sweep_defaults(f, given);
+    rc = make_plan(&plan, f, err);
+    if (rc == OK) {
+        rc = sweep_plan_make(&points, f, model, given, err);
+    }
+    if (rc != OK) {
+        return rc;
+    }
+    size_model(model, &plan);
+    progress_init(&progress, STDERR_FILENO);
+    rc = sweep_run(&s, &points, &plan, model, bytes_max, log, &progress, err);
+    if (rc == OK) {
+        rc = sweep_show(&s, f, err);
+    }
+    sweep_release(&s);
     return rc;
 }
 
@@ -339,10 +482,30 @@ static enum status check_flags(const struct bench_flags *f, const struct model_f
         return error_set_param(err, ERR_USAGE, f->text ? "text" : "rows",
                                "--%s goes with --quality", f->text ? "text" : "rows");
     }
+    if (f->offload && (f->quality || f->profile || f->threads)) {
+        return error_set_param(err, ERR_USAGE, "offload",
+                               "--offload goes without --quality, --profile and --threads");
+    }
     if (f->text && f->rows) {
         return error_set_param(err, ERR_USAGE, "rows", "--text and --rows exclude each other");
     }
     return OK;
+}
+
+static enum status one_budget(struct model_flags *model, const struct bench_flags *f,
+                              struct error *err)
+{
+    struct sweep_plan budgets;
+    enum status rc = f->gpu_memory_gb ? read_budgets(&budgets, f->gpu_memory_gb, err) : OK;
+
+    if (rc == OK && f->gpu_memory_gb && budgets.n_budgets > 1) {
+        rc = error_set_param(err, ERR_USAGE, "gpu-memory-gb",
+                             "several numbers of --gpu-memory-gb go with --offload");
+    }
+    if (rc == OK && f->gpu_memory_gb) {
+        model->gpu_memory_gb = budgets.budgets[0];
+    }
+    return rc;
 }
 
 static int run(int argc, char **argv, struct log *log)
@@ -360,9 +523,11 @@ static int run(int argc, char **argv, struct log *log)
     struct error err = {0};
 
     model_flags_defaults(&model);
-    /* --threads is a list here. */
+    /* These are lists here. */
     for (size_t i = 0; i < model_flag_count && n_model < MODEL_FLAGS_MAX; i++) {
-        if (strcmp(model_flag_table[i].name, "threads") != 0) {
+        const char *name = model_flag_table[i].name;
+
+        if (strcmp(name, "threads") != 0 && strcmp(name, "gpu-memory-gb") != 0) {
             model_table[n_model++] = model_flag_table[i];
         }
     }
@@ -374,8 +539,13 @@ static int run(int argc, char **argv, struct log *log)
                                  0, argc, argv, log, &err);
     if (rc == OK && !parsed.help) {
         rc = check_flags(&f, &model, &err);
-        if (rc == OK) {
-            rc = f.quality ? quality(&f, &model, log, &err) : speed(&f, &model, log, &err);
+        if (rc == OK && f.offload) {
+            rc = offload(&f, &model, &parsed, log, &err);
+        } else if (rc == OK) {
+            rc = one_budget(&model, &f, &err);
+            if (rc == OK) {
+                rc = f.quality ? quality(&f, &model, log, &err) : speed(&f, &model, log, &err);
+            }
         }
     }
     flags_release(&parsed);
@@ -389,6 +559,7 @@ const struct command command_bench = {
         "spillway bench --model models/rill\n"
         "spillway bench --model DIR --prefill 512,2048 --depth 0,8192 --batch 1,4,8 --repeat 9\n"
         "spillway bench --model DIR --threads 1,2,4,8 --routing local --plot bench.svg\n"
+        "spillway bench --model DIR --offload --gpu-memory-gb 12,16,0 --plot memory.svg\n"
         "spillway bench --model models/rill --profile --json - > bench.json\n"
         "spillway bench --model models/rill --quality\n",
     .run = run,

@@ -34,6 +34,13 @@ struct routing_sim {
     double *up_to;        /* [n_experts] LOCAL: share of the ranks up to and including this one */
 };
 
+enum routing_kind routing_named(const char *name)
+{
+    return strcmp(name, "uniform") == 0 ? ROUTING_UNIFORM
+           : strcmp(name, "local") == 0 ? ROUTING_LOCAL
+                                        : ROUTING_MODEL;
+}
+
 /* SplitMix64: good enough here, and one word of state. */
 static uint64_t next_random(uint64_t *state)
 {

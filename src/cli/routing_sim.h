@@ -22,6 +22,8 @@
 
 enum routing_kind { ROUTING_MODEL, ROUTING_UNIFORM, ROUTING_LOCAL };
 
+enum routing_kind routing_named(const char *name); /* "uniform", "local", else the model's */
+
 struct routing_sim;
 
 struct routing_shape {

@@ -1,0 +1,16 @@
+/* svg_text.h - text of a picture, whatever a name may hold.
+ *
+ * Place: cli; for bench_plot.c and bench_sweep_plot.c. */
+#ifndef CLI_SVG_TEXT_H
+#define CLI_SVG_TEXT_H
+
+#include "base/buf.h"
+
+/* XML text: what markup would read is escaped, what XML 1.0 forbids becomes '?'. */
+void svg_escaped(struct buf *out, const char *text);
+
+/* anchor: "start", "middle" or "end". */
+void svg_text(struct buf *out, int x, int y, int size, const char *anchor, const char *colour,
+              const char *text);
+
+#endif
