@@ -7,9 +7,12 @@
 
 #include "base/size.h"
 
-static const double FADE = 0.9;        /* of a measurement's weight, by step */
-static const double RIDGE = 2;         /* weight of the slope that was known before */
-static const double TRIP_NS = 5000;    /* until it is measured */
+static const double FADE = 0.9;       /* of a measurement's weight, by step */
+static const double WEIGHT_MIN = 0.5; /* what is left of old points where no new ones come */
+static const double RIDGE = 2;        /* weight of the slope that was known before */
+static const double CPU_START_PART =
+    0.5;                            /* of an answer, at most, is not for the experts themselves */
+static const double TRIP_NS = 5000; /* until it is measured */
 static const double TRIP_MAX_NS = 1e5; /* either way: beyond that something else was measured */
 static const double TRIP_PART = 0.1;   /* of a step in the mean of trips */
 static const double SHARE_PART = 0.05; /* of a step in the mean share of recent choices */
@@ -28,6 +31,9 @@ enum {
 
 static void line_fade(struct fading_line *l)
 {
+    if (l->weight < WEIGHT_MIN) {
+        return;
+    }
     l->weight *= FADE;
     l->x *= FADE;
     l->y *= FADE;
@@ -44,7 +50,9 @@ static void line_add(struct fading_line *l, double x, double y)
 {
     if (l->weight >=
         1) { /* a thread that was put aside for milliseconds says nothing of the machine */
-        y = fmin(y, OUTLIER_TIMES * (line_at0(l) + l->slope * x) + OUTLIER_NS);
+        double expected = fmax(line_at0(l) + l->slope * x, l->y / l->weight);
+
+        y = fmin(y, OUTLIER_TIMES * expected + OUTLIER_NS);
     }
     l->weight += 1;
     l->x += x;
@@ -54,8 +62,8 @@ static void line_add(struct fading_line *l, double x, double y)
 }
 
 /* The slope that fits best; what was known before counts as a few points, so that it stays where x hardly
- * varies. */
-static void line_fit(struct fading_line *l)
+ * varies. y at 0 is not below 0, and at most `start_part` of what y is on average. */
+static void line_fit(struct fading_line *l, double start_part)
 {
     double cov, var;
 
@@ -65,6 +73,9 @@ static void line_fit(struct fading_line *l)
     cov = l->xy - l->x * l->y / l->weight;
     var = fmax(l->xx - l->x * l->x / l->weight, 0);
     l->slope = (cov + RIDGE * l->slope) / (var + RIDGE);
+    if (l->x > 0) {
+        l->slope = fmin(fmax(l->slope, (1 - start_part) * l->y / l->x), l->y / l->x);
+    }
     l->slope = fmin(fmax(l->slope, EXPERT_NS_MIN), EXPERT_NS_MAX);
 }
 
@@ -225,26 +236,23 @@ static void learn_trip(struct miss_times *t, const struct miss_step *step, size_
 
 static void learn_layers(struct miss_times *t, const struct miss_step *step, size_t n_layers)
 {
-    size_t n_plain = 0, n_fetched = 0, n_cpu = 0;
+    size_t n_fetched = 0, n_cpu = 0;
 
+    line_fade(&t->layer);
+    line_fade(&t->cpu);
     for (size_t l = 0; l < n_layers; l++) {
         const struct miss_layer *y = &step->layers[l];
 
         if (y->n_cpu > 0) {
-            if (n_cpu++ == 0) {
-                line_fade(&t->cpu);
-            }
+            n_cpu++;
             line_add(&t->cpu, (double)y->n_cpu, y->cpu_ns);
         } else if (y->ns > 0) {
-            if (n_plain++ == 0) {
-                line_fade(&t->layer);
-            }
             n_fetched += y->n_fetched > 0;
             line_add(&t->layer, y->n_fetched, y->ns);
         }
     }
-    line_fit(&t->layer);
-    line_fit(&t->cpu);
+    line_fit(&t->layer, 1);
+    line_fit(&t->cpu, CPU_START_PART);
     t->since_fetch = n_fetched > 0 ? 0 : t->since_fetch + 1;
     t->since_cpu = n_cpu > 0 ? 0 : t->since_cpu + 1;
     learn_trip(t, step, n_layers);
@@ -261,7 +269,7 @@ void miss_split_learn(struct miss_split *s, const struct miss_step *step)
     } else if (step->ns > 0) {
         line_fade(&s->steps);
         line_add(&s->steps, (double)step->n_fetched, step->ns);
-        line_fit(&s->steps);
+        line_fit(&s->steps, 1);
     }
     if (step->n_choices > 0) {
         double share = (double)step->n_recent / (double)step->n_choices;
