@@ -144,9 +144,37 @@ static void write_engine_state(struct buf *out, const struct engine_stats *e)
                 e->state.snapshots_used);
 }
 
+/* The model has experts that overflow. */
+static bool read_offload(const struct server *s, struct offload_stats *out)
+{
+    return s->model.read_offload && s->model.read_offload(s->model.offload_ctx, out);
+}
+
+static void write_offload(struct buf *out, const struct offload_stats *o)
+{
+    double asked = (double)o->n_hits + (double)o->n_fetched + (double)o->n_cpu;
+
+    buf_appendf(out,
+                "\"offload\":{\"layers\":%zu,\"experts\":%zu,\"slots\":%zu,\"staging\":%zu,"
+                "\"expert_bytes\":%zu,\"steps\":%llu,\"large_steps\":%llu,\"hits\":%llu,"
+                "\"fetched\":%llu,\"cpu\":%llu,",
+                o->n_layers, o->n_layers * o->n_experts, o->n_slots, o->n_staging, o->block_bytes,
+                (unsigned long long)o->n_steps, (unsigned long long)o->n_large_steps,
+                (unsigned long long)o->n_hits, (unsigned long long)o->n_fetched,
+                (unsigned long long)o->n_cpu);
+    buf_appendf(out,
+                "\"prefetched\":%llu,\"prefetched_used\":%llu,\"streamed\":%llu,"
+                "\"hit_rate\":%.6g,\"fetch_share\":%.6g,\"link_bytes_per_second\":%.6g,"
+                "\"cpu_bytes_per_second\":%.6g},",
+                (unsigned long long)o->n_next, (unsigned long long)o->n_next_used,
+                (unsigned long long)o->n_streamed, asked > 0 ? (double)o->n_hits / asked : 0,
+                o->fetch_share, o->fetch_bytes_per_s, o->cpu_bytes_per_s);
+}
+
 void api_server_info(struct server *s, struct conn *c)
 {
     struct engine_stats stats = {0};
+    struct offload_stats offload;
     struct buf b;
 
     engine_get_stats(s->model.engine, &stats);
@@ -165,6 +193,9 @@ void api_server_info(struct server *s, struct conn *c)
                 "\"version\":\"" SPILLWAY_VERSION "\",\"max_model_len\":%zu,"
                 "\"max_req_input_len\":%zu,\"max_running_requests_effective\":%zu,",
                 s->model.context_length, s->model.context_length - 1, s->model.max_running);
+    if (read_offload(s, &offload)) {
+        write_offload(&b, &offload);
+    }
     write_engine_state(&b, &stats);
     buf_append_char(&b, '}');
     api_reply_json(c, &b);
@@ -173,6 +204,7 @@ void api_server_info(struct server *s, struct conn *c)
 void api_metrics(struct server *s, struct conn *c)
 {
     struct engine_stats stats = {0};
+    struct offload_stats offload;
     struct metrics_gauges g = {
         .model_name = s->o.served_name,
         .n_connections = s->n_conns,
@@ -183,6 +215,7 @@ void api_metrics(struct server *s, struct conn *c)
     if (s->is_ready) {
         engine_get_stats(s->model.engine, &stats);
         g.engine = &stats;
+        g.offload = read_offload(s, &offload) ? &offload : NULL;
     }
     buf_init(&b);
     metrics_write(&b, &s->metrics, &g);

@@ -109,6 +109,68 @@ static void write_engine(struct buf *out, const char *label, const struct engine
                  e->decode_s);
 }
 
+static double ratio(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
+/* Counts are distinct experts of a layer and step, summed. */
+static void write_experts(struct buf *out, const char *label, const struct offload_stats *o)
+{
+    double hits = (double)o->n_hits, fetched = (double)o->n_fetched, cpu = (double)o->n_cpu;
+    double ahead = (double)o->n_next, streamed = (double)o->n_streamed;
+    double block = (double)o->block_bytes;
+
+    write_number(out, label, "offload_expert_slots", "gauge",
+                 "Experts that fit the device at once.", (double)o->n_slots);
+    write_number(out, label, "offload_experts", "gauge", "Experts that share the slots.",
+                 (double)(o->n_layers * o->n_experts));
+    write_number(out, label, "offload_expert_bytes", "gauge", "Bytes of one expert.", block);
+    write_number(out, label, "offload_hits_total", "counter", "Experts of small steps with a slot.",
+                 hits);
+    write_help(out, "offload_misses_total", "counter", "Experts of small steps without one.");
+    buf_appendf(out,
+                "spillway_offload_misses_total%s,engine=\"link\"} %.17g\n"
+                "spillway_offload_misses_total%s,engine=\"cpu\"} %.17g\n",
+                label, fetched, label, cpu);
+    write_number(out, label, "offload_hit_ratio", "gauge", "Hits among them, since the start.",
+                 ratio(hits, hits + fetched + cpu));
+    write_number(out, label, "offload_prefetched_total", "counter",
+                 "Experts fetched before they were chosen.", ahead);
+    write_number(out, label, "offload_prefetched_used_total", "counter",
+                 "Those of them that were chosen in the same step.", (double)o->n_next_used);
+    write_number(out, label, "offload_prefetch_accuracy", "gauge", "The latter by the former.",
+                 ratio((double)o->n_next_used, ahead));
+    write_number(out, label, "offload_streamed_total", "counter",
+                 "Experts that large steps brought past the device.", streamed);
+}
+
+static void write_engines(struct buf *out, const char *label, const struct offload_stats *o)
+{
+    double over_link = (double)o->n_fetched + (double)o->n_next + (double)o->n_streamed;
+
+    write_number(out, label, "offload_link_bytes_total", "counter",
+                 "Bytes of experts that went over the link.", over_link * (double)o->block_bytes);
+    write_number(out, label, "offload_cpu_bytes_total", "counter",
+                 "Bytes of experts that the CPU computed with.",
+                 (double)o->n_cpu * (double)o->block_bytes);
+    write_number(out, label, "offload_cpu_seconds_total", "counter",
+                 "Time in which the CPU computed misses.", (double)o->cpu_ns * 1e-9);
+    write_number(out, label, "offload_cpu_wait_seconds_total", "counter",
+                 "Time from questions to the CPU to its answers.", (double)o->cpu_wait_ns * 1e-9);
+    write_number(out, label, "offload_link_bytes_per_second", "gauge",
+                 "Speed of fetches, as measured of late.", o->fetch_bytes_per_s);
+    write_number(out, label, "offload_cpu_bytes_per_second", "gauge",
+                 "Speed of the CPU with misses, as measured of late.", o->cpu_bytes_per_s);
+    write_number(out, label, "offload_fetch_share", "gauge",
+                 "Share of misses that are fetched, as decided of late.", o->fetch_share);
+    write_help(out, "offload_steps_total", "counter", "Steps with experts that overflow.");
+    buf_appendf(out,
+                "spillway_offload_steps_total%s,size=\"small\"} %llu\n"
+                "spillway_offload_steps_total%s,size=\"large\"} %llu\n",
+                label, (unsigned long long)o->n_steps, label, (unsigned long long)o->n_large_steps);
+}
+
 static void write_answers(struct buf *out, const char *label, const struct metrics *m)
 {
     static const char *const reasons[] = {"none", "stop", "length", "abort", "error"};
@@ -158,6 +220,10 @@ void metrics_write(struct buf *out, const struct metrics *m, const struct metric
     write_histogram(out, l, "request_decode_time_seconds", "Time in decode.", &m->decode);
     if (g->engine) {
         write_engine(out, l, g->engine);
+    }
+    if (g->offload) {
+        write_experts(out, l, g->offload);
+        write_engines(out, l, g->offload);
     }
     if (!buf_ok(&label)) {
         out->failed = true;

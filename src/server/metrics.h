@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/buf.h"
+#include "offload/offload.h"
 #include "runtime/engine.h"
 
 enum { HISTOGRAM_BUCKETS = 16, METRICS_STATUSES = 24 };
@@ -36,7 +37,8 @@ struct metrics_gauges { /* what others know */
     const char *model_name;
     size_t n_connections;
     size_t max_running;
-    const struct engine_stats *engine; /* NULL: not loaded */
+    const struct engine_stats *engine;   /* NULL: not loaded */
+    const struct offload_stats *offload; /* NULL: no experts overflow */
 };
 void metrics_write(struct buf *out, const struct metrics *m, const struct metrics_gauges *g);
 

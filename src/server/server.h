@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "formats/model_config.h"
+#include "offload/offload.h"
 #include "runtime/engine.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -59,6 +60,9 @@ struct server_model { /* what exists once the model is loaded; borrowed */
     const struct model_config *config;
     size_t context_length, max_running;
     struct json_object *info; /* for /server_info: effective settings; borrowed */
+    /* Experts that overflow: false when there are none. Any thread; NULL: there are none. */
+    bool (*read_offload)(void *ctx, struct offload_stats *out);
+    void *offload_ctx;
 };
 
 struct server;

@@ -908,6 +908,64 @@ static void metrics_count(void **state)
     rig_stop(&r);
 }
 
+static bool made_offload(void *ctx, struct offload_stats *out)
+{
+    *out = (struct offload_stats){.n_layers = 40,
+                                  .n_experts = 256,
+                                  .n_slots = 5120,
+                                  .block_bytes = 1000,
+                                  .n_hits = 60,
+                                  .n_fetched = 15,
+                                  .n_cpu = 5,
+                                  .n_next = 10,
+                                  .n_next_used = 8};
+    return *(const bool *)ctx;
+}
+
+static void overflowing_experts_are_counted(void **state)
+{
+    static const char *const pieces[] = {"x", NULL};
+    static const char label[] = "{model_name=\"org/puppet\"";
+    bool overflows = false;
+    struct response m;
+    struct rig r;
+    char line[256];
+
+    (void)state;
+    for (int turn = 0; turn < 2; turn++) {
+        rig_start(&r, NULL);
+        r.engine.pieces = pieces;
+        r.model.tokenizer = tokenizer;
+        r.model.chat_template = template;
+        r.model.read_offload = made_offload;
+        r.model.offload_ctx = &overflows;
+        rig_set_ready(&r);
+        while (ask_status(&r, "GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n") != 200) {
+        }
+        assert_int_equal(ask(&r, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", &m), 200);
+        snprintf(line, sizeof line, "spillway_offload_misses_total%s,engine=\"link\"} 15\n", label);
+        assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
+        snprintf(line, sizeof line, "spillway_offload_hit_ratio%s} 0.75\n", label);
+        assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
+        snprintf(line, sizeof line, "spillway_offload_link_bytes_total%s} 25000\n", label);
+        assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
+        response_release(&m);
+        assert_int_equal(ask(&r, "GET /server_info HTTP/1.1\r\nHost: localhost\r\n\r\n", &m), 200);
+        struct json_object *info;
+        assert_int_equal(json_parse(&info, buf_cstr(&m.body), m.body.len, NULL), OK);
+        assert_true((json_get(info, "offload") != NULL) == overflows);
+        if (overflows) {
+            struct json_object *o = json_get(info, "offload");
+            assert_int_equal(json_object_get_int(json_get(o, "experts")), 10240);
+            assert_true(json_object_get_double(json_get(o, "hit_rate")) == 0.75);
+        }
+        json_object_put(info);
+        response_release(&m);
+        rig_stop(&r);
+        overflows = true;
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -932,6 +990,7 @@ int main(void)
         cmocka_unit_test(the_last_message_can_be_continued),
         cmocka_unit_test(texts_become_tokens_and_texts_again),
         cmocka_unit_test(metrics_count),
+        cmocka_unit_test(overflowing_experts_are_counted),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }
