@@ -1,12 +1,14 @@
 /* model.c - opens a model: config, types, description, weights, states, plan, in that order.
  *
  * Place: model; see model.h. The order puts what can be refused cheaply first: a wrong flag costs
- *        milliseconds, too little memory for states is known before weights are read. */
+ *        milliseconds, too little memory for states is known before weights are read. Experts that stay in
+ *        host memory get their slots before the plan is checked, and are brought there after it was prepared. */
 #include <stdlib.h>
 
 #include "base/size.h"
 #include "model/dense_quant.h"
 #include "model/model_internal.h"
+#include "model/weights_overflow.h"
 #include "model/weights_upload.h"
 
 enum {
@@ -100,6 +102,32 @@ static enum status model_describe(struct model *m, const struct checkpoint *ck, 
     return rc;
 }
 
+/* Weights to where the device computes; those of experts that overflow to where it can reach them. */
+static enum status weights_bring(struct model *m, struct progress *progress, struct error *err)
+{
+    const struct model_offload *o = m->options.offload;
+    struct offload_shape shape = {0};
+    enum status rc = OK;
+
+    if (o) {
+        rc = weights_overflow(&shape, &m->weights, &m->spec, o->may_overflow, m->be, progress, err);
+    }
+    if (rc == OK) {
+        rc = weights_upload(&m->weights, &m->spec, m->be, m->options.pool, progress, err);
+    }
+    if (rc == OK && shape.n_layers > 0) {
+        struct offload_options how = {.n_slots = o->n_slots,
+                                      .n_staging = o->n_staging,
+                                      .miss = o->miss,
+                                      .no_prefetch = o->no_prefetch,
+                                      .no_split = o->no_split};
+
+        shape.activations = m->dtypes.compute;
+        rc = offload_new(&m->offload, &shape, &how, m->be, o->cpu, err);
+    }
+    return rc;
+}
+
 static enum status model_fill(struct model *m, const struct checkpoint *ck, const struct log *log,
                               struct progress *progress, struct error *err)
 {
@@ -120,10 +148,14 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
         rc = dense_quantise(&m->weights, &m->spec, m->options.pool, progress, err);
     }
     if (rc == OK) {
-        rc = weights_upload(&m->weights, &m->spec, m->be, m->options.pool, progress, err);
+        rc = weights_bring(m, progress, err);
     }
     if (rc == OK) {
+        plan.home = m->offload ? offload_home(m->offload) : NULL;
         rc = op_plan_build(&m->plan, m->be, &m->spec, &m->weights, &m->dtypes, &plan, err);
+    }
+    if (rc == OK && m->offload) {
+        rc = offload_fill(m->offload, progress, err);
     }
     return rc == OK ? step_buffers_make(m, err) : rc;
 }
@@ -152,6 +184,7 @@ enum status model_open(struct model **out, const struct checkpoint *ck, struct b
     }
     m->options.config_override = NULL; /* borrowed for the call only */
     m->options.pool = NULL;
+    m->options.offload = NULL;
     *out = m;
     return OK;
 }
@@ -161,6 +194,7 @@ void model_free(struct model *m)
     if (!m) {
         return;
     }
+    offload_free(m->offload);
     step_buffers_release(m);
     op_plan_release(&m->plan);
     weights_release(&m->weights);
@@ -188,6 +222,14 @@ const struct model_options *model_get_options(const struct model *m)
 size_t model_weight_bytes(const struct model *m)
 {
     return m->weights.n_bytes;
+}
+
+bool model_offload_stats(const struct model *m, struct offload_stats *out)
+{
+    if (m->offload) {
+        offload_read_stats(m->offload, out);
+    }
+    return m->offload != NULL;
 }
 
 const char *dense_quant_name(enum dense_quant q)

@@ -16,6 +16,7 @@ struct model {
     struct model_weights weights;
     struct dtype_table dtypes;
     struct state_store *states;
+    struct offload *offload; /* or NULL; its blocks are those of weights */
     struct op_plan plan;
     /* one step's lists, allocated at load */
     struct step_buffers {
