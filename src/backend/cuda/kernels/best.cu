@@ -50,26 +50,37 @@ DEVICE int load_place(int round, int i)
     return (round + line * BEST_PIECES + (int)blockIdx.x) * BEST_LINE + lane % LINE_LANES * 4;
 }
 
-/* The thread's values of a round that begins with this line. */
+/* The thread's values of a round that begins with this line: all loads before anything is made of them. */
 DEVICE void round_keys(uint32_t key[LOADS][4], const struct best_args *a, const float *x, int round)
 {
+    if (a->is_wide) {
+        uint4 v[LOADS];
+
+        UNROLL
+        for (int i = 0; i < LOADS; i++) {
+            int at = load_place(round, i);
+
+            v[i] = *(const uint4 *)(x + (at < a->cols ? at : 0));
+        }
+        UNROLL
+        for (int i = 0; i < LOADS; i++) {
+            bool is_there = load_place(round, i) < a->cols;
+
+            key[i][0] = is_there ? key_of(v[i].x) : 0;
+            key[i][1] = is_there ? key_of(v[i].y) : 0;
+            key[i][2] = is_there ? key_of(v[i].z) : 0;
+            key[i][3] = is_there ? key_of(v[i].w) : 0;
+        }
+        return;
+    }
     UNROLL
     for (int i = 0; i < LOADS; i++) {
-        int at = load_place(round, i);
-        uint4 v = {0, 0, 0, 0};
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            int at = load_place(round, i) + j;
 
-        if (a->is_wide && at < a->cols) {
-            v = *(const uint4 *)(x + at);
-        } else if (at < a->cols) {
-            v.x = f32_bits(x[at]);
-            v.y = at + 1 < a->cols ? f32_bits(x[at + 1]) : 0;
-            v.z = at + 2 < a->cols ? f32_bits(x[at + 2]) : 0;
-            v.w = at + 3 < a->cols ? f32_bits(x[at + 3]) : 0;
+            key[i][j] = at < a->cols ? key_of(f32_bits(x[at])) : 0;
         }
-        key[i][0] = at < a->cols ? key_of(v.x) : 0;
-        key[i][1] = at + 1 < a->cols ? key_of(v.y) : 0;
-        key[i][2] = at + 2 < a->cols ? key_of(v.z) : 0;
-        key[i][3] = at + 3 < a->cols ? key_of(v.w) : 0;
     }
 }
 
