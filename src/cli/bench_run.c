@@ -387,13 +387,6 @@ static void account(struct bench *b, struct bench_row *row)
     row->cost.flop_quantised /= n;
 }
 
-static bool read_misses(const struct model *m, struct offload_stats *out)
-{
-    (void)m;
-    *out = (struct offload_stats){0};
-    return false;
-}
-
 /* What offload/ counted between two moments, per token. */
 static struct bench_misses misses_between(const struct offload_stats *from,
                                           const struct offload_stats *to, double n_tokens)
@@ -444,7 +437,7 @@ static enum status run_case(struct bench *b, struct bench_row *row, bool with_pr
     if (rc == OK) {
         rc = run_once(b, row, &warm_up, err);
     }
-    read_misses(b->model, &before);
+    model_offload_stats(b->model, &before);
     for (size_t i = 0; i < b->plan->repeat && rc == OK; i++) {
         rc = run_once(b, row, &b->rates[i], err);
     }
@@ -452,7 +445,7 @@ static enum status run_case(struct bench *b, struct bench_row *row, bool with_pr
         row->tok_s = bench_stats_of(b->rates, b->plan->repeat);
         account(b, row);
     }
-    if (rc == OK && read_misses(b->model, &after)) {
+    if (rc == OK && model_offload_stats(b->model, &after)) {
         row->misses = misses_between(&before, &after,
                                      (double)(b->plan->repeat * row->n_seqs * row->n_tokens));
     }
@@ -685,7 +678,7 @@ enum status bench_run(struct bench_result *out, struct model *m, struct backend 
     if (rc == OK) {
         progress_start(progress, "bench", PROGRESS_TOKENS, count_tokens(plan));
         rc = sweep(&b, err);
-        out->overflows = read_misses(m, &out->offload);
+        out->overflows = model_offload_stats(m, &out->offload);
         progress_finish(progress); /* also after a failure: the line must end */
     }
     machine_probe_close(&b.probe);

@@ -198,6 +198,11 @@ static enum status load_model(struct serve *s, struct error *err)
     return rc;
 }
 
+static bool read_offload(void *ctx, struct offload_stats *out)
+{
+    return model_offload_stats(ctx, out);
+}
+
 static void open_routes(struct serve *s)
 {
     char url[512];
@@ -210,6 +215,8 @@ static void open_routes(struct serve *s)
         .context_length = s->setup.context_length,
         .max_running = s->setup.max_running,
         .info = s->info,
+        .read_offload = read_offload,
+        .offload_ctx = s->setup.model,
     };
     signal_watch_serving(s->signals);
     server_set_ready(s->server, &m);
