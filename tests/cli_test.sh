@@ -74,11 +74,44 @@ try 4 "$SPILLWAY" serve --model-path $rill --port 0 --max-total-tokens 268435456
     --max-running-requests 1024 --mamba-ssm-dtype float32
 says "are available"
 
+# plan: the table without loading, for a card that is not here and for this CPU; refusals with numbers that
+# work.
+try 0 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --no-measure --gpu-expert-slots 25% \
+    --cpu-offload-gb auto --expert-miss fetch --dtype float16 --kv-cache-dtype fp8_e4m3
+says "experts: 32 of 128 have a slot (25.0%), 4 of 16 in each of 8 layers"
+says "expert-miss  *fetch  *fetch"
+says "decode at 1024, local"
+says "(assumed)"
+try 0 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --no-measure --offload-group-size 4 \
+    --offload-num-in-group 1 --gpu-expert-slots 8 --json
+python3 -c 'import json, sys
+plan = json.load(open(sys.argv[1]))
+experts = plan["experts"]
+assert experts["slots"] == 8 and experts["layers_overflowing"] == 2, experts
+assert sum(plan["bytes"].values()) == plan["planned_bytes"] <= plan["memory_bytes"], plan
+assert len(plan["bounds"]["rows"]) == 5, plan["bounds"]
+assert plan["settings"]["gpu_expert_slots"] == "8 of 32 (25.0%)", plan["settings"]' "$work/out" ||
+    fail "plan --json"
+try 0 "$SPILLWAY" plan $rill --device cpu --no-measure --host-bandwidth 20 --cpu-offload-gb 3
+says "from host memory at 20.0 GB/s (given)"
+try 4 "$SPILLWAY" plan $rill --gpu-memory-gb 0.65 --no-measure --device cuda
+says "it fits with --gpu-memory-gb 0.[7-9]"
+try 2 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --gpu-expert-slots 120%
+says "120%"
+try 2 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --offload-group-size 2 --offload-num-in-group 3
+says "offload-num-in-group"
+try 2 "$SPILLWAY" plan $rill --cpu-offload-gb some
+says "'some' is neither auto nor"
+try 2 "$SPILLWAY" plan
+says "no model"
+try 3 "$SPILLWAY" plan /nonexistent/model-7
+says "/nonexistent/model-7"
+
 # Help of everything: 0, with examples.
 try 0 "$SPILLWAY" --help
 says "^Examples"
 commands=$(sed -n 's/^  \([a-z]*\)  *[a-z].*/\1/p' "$work/out" | grep -v '^spillway$')
-for command in serve chat run tokenize render eval bench inspect; do
+for command in serve chat run tokenize render eval bench plan inspect; do
     echo "$commands" | grep -qx "$command" || fail "--help does not list '$command'"
     try 0 "$SPILLWAY" "$command" --help
     says "^Examples"

@@ -28,7 +28,7 @@ struct command {
 };
 
 extern const struct command command_serve, command_run, command_chat, command_tokenize,
-    command_render, command_eval, command_bench, command_inspect, command_make_model;
+    command_render, command_eval, command_bench, command_inspect, command_plan, command_make_model;
 
 /* The exit code that belongs to a start-up failure. */
 int exit_code_of(enum status code);

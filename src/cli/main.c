@@ -10,8 +10,8 @@
 #include "cli/man_page.h"
 
 static const struct command *const commands[] = {
-    &command_serve, &command_chat,  &command_run,     &command_tokenize,   &command_render,
-    &command_eval,  &command_bench, &command_inspect, &command_make_model,
+    &command_serve, &command_chat,  &command_run,  &command_tokenize, &command_render,
+    &command_eval,  &command_bench, &command_plan, &command_inspect,  &command_make_model,
 };
 
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };

@@ -137,6 +137,7 @@ static enum status steps_count(struct placement *p, const struct model_options *
     in->bytes[BUDGET_SCRATCH] = need.scratch;
     in->bytes[BUDGET_TABLES] = need.tables;
     in->bytes[BUDGET_RESERVE] = p->target.no_graphs ? RESERVE_BYTES_NO_GRAPHS : RESERVE_BYTES;
+    in->overflowing[BUDGET_SCRATCH] = need.scratch_home - need.scratch;
     in->overflowing[BUDGET_TABLES] =
         OFFLOAD_FIXED_BYTES + in->n_layers_overflow * in->n_experts * EXPERT_TABLE_BYTES;
     return rc;
@@ -153,6 +154,7 @@ enum status placement_make(struct placement *out, const struct placement_target 
     *out = (struct placement){.target = *target, .asked = *asked};
     out->max_running = mo->budget.n_live - 1;
     out->max_total_tokens = mo->budget.n_tokens;
+    out->context_length = mo->budget.context_max;
     in->base_bytes = target->base_bytes;
     in->base_bytes_max = target->is_assumed ? SIZE_MAX : target->card.free_bytes;
     in->static_fraction = target->static_fraction;

@@ -38,8 +38,9 @@ struct placement {
     struct state_pools pools; /* geometry */
     struct budget_input in;
     struct budget_plan plan;
-    bool *may_overflow;                                 /* [outline.spec.n_layers] */
-    size_t max_running, max_total_tokens, chunk_tokens; /* for print-outs */
+    bool *may_overflow;                                   /* [outline.spec.n_layers] */
+    size_t max_running, max_total_tokens, context_length; /* for print-outs */
+    size_t chunk_tokens; /* of a prompt; 0: not cut. Set by who knows it */
 };
 
 /* A card as a plan for one that is not here assumes it. */

@@ -53,6 +53,7 @@ size_t cuda_backend_used(struct backend *be);
 /* What a plan needs on a card besides weights, states and operands. */
 struct cuda_plan_bytes {
     size_t scratch, tables;
+    size_t scratch_home; /* if all layers' experts have a home: at least as much */
 };
 
 /* For planning, without a card: by the rules of check() and prepare(), which op->kernel is set by. The ops'

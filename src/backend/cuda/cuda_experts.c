@@ -279,16 +279,24 @@ static enum status table_make(struct cuda_backend *be, const struct op_experts *
     return *data ? OK : ERR_NO_MEMORY;
 }
 
-static enum status experts_prepare(struct cuda_backend *be, const struct op *op,
-                                   struct cuda_need *need, void **data, struct error *err)
+bool cuda_experts_scratch(size_t *n_bytes, const struct cuda_backend *be, const struct op *op)
 {
     struct experts_scratch s;
 
     if (!scratch_cut(&s, op, segment_rows_max(be, op))) {
+        return false;
+    }
+    *n_bytes = s.n_bytes;
+    return true;
+}
+
+static enum status experts_prepare(struct cuda_backend *be, const struct op *op,
+                                   struct cuda_need *need, void **data, struct error *err)
+{
+    if (!cuda_experts_scratch(&need->scratch_bytes, be, op)) {
         return error_set(err, ERR_LIMIT, "experts '%s' of layer %d are too large", op->name,
                          op->layer);
     }
-    need->scratch_bytes = s.n_bytes;
     if (op->u.experts.home) {
         *data = cuda_offload_table(be, op);
         return OK;

@@ -24,4 +24,7 @@ struct experts_matrix cuda_experts_matrix(const struct weight *w);
 /* Rows that a step of n_rows (not 0) works off at a time; the last segment may have fewer. */
 size_t cuda_experts_segment(const struct cuda_backend *be, const struct op *op, size_t n_rows);
 
+/* Scratch of a checked op; with a home it may be larger. False: too large to address. */
+bool cuda_experts_scratch(size_t *n_bytes, const struct cuda_backend *be, const struct op *op);
+
 #endif

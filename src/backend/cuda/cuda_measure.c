@@ -7,6 +7,8 @@
 
 #include <stdlib.h>
 
+#include "backend/cuda/cuda_experts.h"
+#include "backend/expert_home.h"
 #include "base/size.h"
 
 /* Chunks are whole, and those of large constants leave rests. */
@@ -49,6 +51,23 @@ static enum status unit_measure(struct cuda_backend *be, const struct op *ops, s
     return rc;
 }
 
+/* With a home, experts of large steps are worked off in longer segments. */
+static size_t home_scratch(const struct cuda_backend *be, const struct op *ops, size_t n_ops)
+{
+    static const struct expert_home some = {0};
+    size_t most = 0, n = 0;
+
+    for (size_t i = 0; i < n_ops; i++) {
+        struct op op = ops[i];
+
+        if (op.kind == OP_EXPERTS) {
+            op.u.experts.home = &some;
+            most = cuda_experts_scratch(&n, be, &op) ? size_max(most, n) : SIZE_MAX;
+        }
+    }
+    return most;
+}
+
 static enum status measure(struct cuda_backend *be, struct op *ops, size_t n_ops, void **data,
                            size_t *scratch, struct error *err)
 {
@@ -86,6 +105,7 @@ enum status cuda_plan_measure(struct cuda_plan_bytes *out, const struct cuda_car
     own->n_ops = n_ops;
     rc = measure(&be, ops, n_ops, data, &out->scratch, err);
     out->tables = cuda_tables_bytes(&be, &pages_max) + own->measured_bytes + CONSTANTS_REST;
+    out->scratch_home = rc == OK ? size_max(out->scratch, home_scratch(&be, ops, n_ops)) : 0;
     free(own);
     free(data);
     return rc;
