@@ -12,22 +12,20 @@
 #include "backend/cuda/cuda_private.h"
 #include "base/size.h"
 
-enum { TAIL_KERNELS = 3 };
-
-/* Measured on an H200; shares are of the second-level cache or as said. */
+/* Shares are of the second-level cache. Not yet measured against each other. */
 static const struct {
     double mixer_share; /* of the cache, for a mixer */
     double tail_share;  /* of the cache, for a layer's tail */
     double tail_from;   /* where in the first matrix of the next layer it begins: the product's
-                                         own first loads leave early too */
-    double tail_until[TAIL_KERNELS];  /* what each kernel of a tail and those before it ask for */
-    size_t piece_bytes;               /* asked for at once; multiples of AHEAD_UNIT */
-    double blocks_per_multiprocessor; /* that ask, at the least */
+                         own first loads leave early too */
+    double tail_until[CUDA_AHEAD_TAIL]; /* what each kernel of a tail and those before it ask for */
+    size_t piece_bytes;                 /* asked for at once; multiples of AHEAD_UNIT */
+    double blocks_per_multiprocessor;   /* that ask, at the least */
 } tuning = {
     .mixer_share = 0.5,
     .tail_share = 0.4,
     .tail_from = 0.0,
-    .tail_until = {0.4, 0.7, 1.0},
+    .tail_until = {0.5, 1.0}, /* moe_in, moe_gate */
     .piece_bytes = 8 << 10,
     .blocks_per_multiprocessor = 1.0,
 };
@@ -161,7 +159,7 @@ static size_t bytes_of(const struct ahead_args *a)
 }
 
 struct ahead_args cuda_ahead_of_tail(const struct cuda_backend *be, const struct op *op,
-                                     size_t kernel)
+                                     enum cuda_ahead_tail kernel)
 {
     struct ahead_args all = cuda_ahead_of(be, op), part = {.piece_bytes = all.piece_bytes};
     double n = (double)bytes_of(&all);

@@ -15,9 +15,10 @@ void cuda_ahead_free(struct cuda_backend *be);
 /* What the kernel of the unit that begins with this op of the plan asks for; of other ops nothing. */
 struct ahead_args cuda_ahead_of(const struct cuda_backend *be, const struct op *op);
 
-/* The same dealt out to the three kernels of a layer's tail: 0, 1, 2 in their order. */
+/* The same dealt out to the kernels of a layer's tail that have time: moe_in and moe_gate. */
+enum cuda_ahead_tail { CUDA_AHEAD_IN, CUDA_AHEAD_GATE, CUDA_AHEAD_TAIL };
 struct ahead_args cuda_ahead_of_tail(const struct cuda_backend *be, const struct op *op,
-                                     size_t kernel);
+                                     enum cuda_ahead_tail kernel);
 
 /* Blocks to be added to a launch of n_blocks, which alone would ask from a few multiprocessors only. */
 size_t cuda_ahead_blocks(const struct cuda_backend *be, const struct ahead_args *a,

@@ -12,10 +12,13 @@
 #include "backend/cuda/kernels/ahead_args.h"
 #include "backend/cuda/kernels/kernel.cuh"
 
-/* n_bytes from p on, both multiples of 16. */
+/* n_bytes from p on, both multiples of 16. The emulator touches both ends, so that a wrong range shows. */
 DEVICE void ahead_ask(const uint8_t *p, uint32_t n_bytes)
 {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if !defined(__CUDACC__)
+    (void)*(const volatile uint8_t *)p;
+    (void)*(const volatile uint8_t *)(p + n_bytes - 1);
+#elif __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(n_bytes));
 #else
     enum { LINE = 128 };
@@ -39,6 +42,15 @@ DEVICE void ahead_share(const struct ahead_args *a, int block, int n_blocks)
             ahead_ask((const uint8_t *)range->data + at, min(piece, range->n_bytes - at));
         }
         at -= end; /* the deal goes on in the next range */
+    }
+}
+
+/* The same for all blocks of the grid, by one thread of each: one that has little else to do. */
+DEVICE void ahead_by_thread(const struct ahead_args *a, int thread)
+{
+    if ((int)threadIdx.x == thread) {
+        ahead_share(a, (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)),
+                    (int)(gridDim.x * gridDim.y * gridDim.z));
     }
 }
 

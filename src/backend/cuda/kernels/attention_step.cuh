@@ -322,14 +322,6 @@ DEVICE void step_join(const struct attention_args *a, const struct attention_til
     }
 }
 
-DEVICE void step_ahead(const struct attention_step_args &a)
-{
-    if (threadIdx.x == 0) {
-        ahead_share(&a.ahead, (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)),
-                    (int)(gridDim.x * gridDim.y * gridDim.z));
-    }
-}
-
 template <enum dtype ACT, enum dtype KV, int HD>
 DEVICE void step_attend(const struct attention_step_args &a, unsigned char *shared)
 {
@@ -347,7 +339,7 @@ DEVICE void step_attend(const struct attention_step_args &a, unsigned char *shar
 
     if (!attention_short_tile(&a.attention, SPLIT_LANES, (int)blockIdx.x, (int)blockIdx.y,
                               (int)blockIdx.z, &t)) {
-        step_ahead(a);
+        ahead_by_thread(&a.ahead, 0);
         depend_wait(); /* who waits for this kernel relies on the ones before it too */
         return;
     }
@@ -363,7 +355,7 @@ DEVICE void step_attend(const struct attention_step_args &a, unsigned char *shar
         split_load_values<ACT, KV, HD>(&a.attention, &old, page, token, &v);
     }
     page = kv_page(&a.attention, &old, token + ATTENTION_PAGE);
-    step_ahead(a);
+    ahead_by_thread(&a.ahead, 0);
     qkv_angles(&a.qkv, own.turn, newest);
     depend_wait();
     step_begin<ACT, KV, HD>(a, &t, &s, &own, has_newest);

@@ -117,15 +117,6 @@ DEVICE void state_zero(float (*S)[4])
     }
 }
 
-/* By the thread that has least to do otherwise. */
-DEVICE void gdn_ahead(const struct gdn_args &a)
-{
-    if ((int)threadIdx.x == DELTA_THREADS - 1) {
-        ahead_share(&a.ahead, (int)(blockIdx.y * gridDim.x + blockIdx.x),
-                    (int)(gridDim.x * gridDim.y));
-    }
-}
-
 KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
 {
     SHARED float mixed[3][DELTA_DIM]; /* query, key, value after the convolution */
@@ -147,7 +138,7 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
         span = a.conv.view.spans[blockIdx.y];
     }
     if (span.n_rows != 1 || h >= a.delta.nv) {
-        gdn_ahead(a);
+        ahead_by_thread(&a.ahead, DELTA_THREADS - 1);
         depend_wait(); /* the next kernel takes our end for theirs */
         return;
     }
@@ -166,7 +157,7 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     } else {
         state_zero(S);
     }
-    gdn_ahead(a);
+    ahead_by_thread(&a.ahead, DELTA_THREADS - 1);
     depend_wait();
 
     if (has_channels) {
