@@ -25,6 +25,7 @@ enum {
     TAIL_CHOSEN_MIN = 3, /* times: chance alone gives that to one expert in seventy (8 of 256) */
     WARM_LAYER_MAX = 4,  /* experts of a layer that are brought in after a prompt, */
     WARM_STEP_MAX = 128, /* and in all: about 4 ms over a fast link */
+    VICTIMS_FADE = 8,    /* a part of it is forgotten by step */
     TRIALS = 8,          /* of the CPU at the start */
 };
 
@@ -44,11 +45,13 @@ struct offload {
 
     uint32_t ticket; /* of the step before, or of the one that is open */
     uint64_t step_start_ns;
-    uint32_t now, window;      /* small steps so far; see miss_split.h */
-    uint32_t *used_at;         /* [n_layers][n_experts] the small step, 0: never */
-    struct miss_layer *layers; /* [n_layers] of the last step */
-    uint8_t *tail_count;       /* [n_experts] */
-    struct warm *warm;         /* [n_layers] */
+    uint32_t now, window;                 /* small steps so far; see miss_split.h */
+    uint32_t *used_at;                    /* [n_layers][n_experts] the small step, 0: never */
+    struct miss_layer *layers;            /* [n_layers] of the last step */
+    size_t n_victims_used;                /* of late, by a step */
+    int32_t victims[EXPERT_HOME_VICTIMS]; /* the orders may lie in memory that is slow to read */
+    uint8_t *tail_count;                  /* [n_experts] */
+    struct warm *warm;                    /* [n_layers] */
     bool has_warm;
 
     pthread_mutex_t lock;
@@ -85,7 +88,7 @@ static void warm_choose(struct offload *o, struct warm *w, size_t layer, const i
     memset(o->tail_count, 0, o->home.n_experts);
     for (size_t i = 0; i < n; i++) {
         if (is_expert(o, idx[i])) {
-            expert_slots_touch(&o->slots, layer, (size_t)idx[i]);
+            expert_slots_use(&o->slots, layer, (size_t)idx[i]);
             o->tail_count[idx[i]]++;
         }
     }
@@ -136,16 +139,16 @@ static void streamed(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
  * shows in the step. */
 static void warm_insert(struct offload *o)
 {
-    size_t n_left = size_min(WARM_STEP_MAX, o->slots.n_slots);
+    int32_t victim[WARM_STEP_MAX];
+    size_t n_victims = expert_slots_victims(&o->slots, victim, WARM_STEP_MAX), used = 0;
     bool is_good = true;
 
     for (size_t i = 0; i < WARM_LAYER_MAX; i++) {
-        for (size_t l = 0; l < o->home.n_layers && is_good && n_left > 0; l++) {
+        for (size_t l = 0; l < o->home.n_layers && is_good && used < n_victims; l++) {
             const struct warm *w = &o->warm[l];
 
             if (i < w->n && expert_slots_find(&o->slots, l, (size_t)w->expert[i]) < 0) {
-                is_good = insert(o, l, (size_t)w->expert[i], (size_t)o->slots.oldest, NULL);
-                n_left--;
+                is_good = insert(o, l, (size_t)w->expert[i], (size_t)victim[used++], NULL);
             }
         }
     }
@@ -166,16 +169,21 @@ static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
     o->step_start_ns = clock_now_ns();
     o->ticket += o->ticket == UINT32_MAX ? 2 : 1; /* never 0 */
     o->now++;
+    expert_slots_step(&o->slots);
     orders->ticket = o->ticket;
     n_victims = miss_split_orders(&o->split, n_rows, orders);
-    orders->n_victims = (int32_t)expert_slots_victims(&o->slots, orders->victim,
-                                                      size_min(n_victims, EXPERT_HOME_VICTIMS));
+    n_victims = size_min(n_victims, 2 * (o->n_victims_used + o->home.n_layers));
+    n_victims = size_min(n_victims, EXPERT_HOME_VICTIMS);
+    n_victims = expert_slots_victims(&o->slots, o->victims, n_victims);
+    orders->n_victims = (int32_t)n_victims;
+    memcpy(orders->victim, o->victims, n_victims * sizeof *o->victims);
     if (o->mail) {
         mail_open(o->mail, o->ticket);
     }
 }
 
-/* Choices of a step: distinct ones, and those of them that were made within the window before. */
+/* Choices of a step: distinct ones, and those of them that were made within the window before. Each warms its
+ * expert. */
 static void count_choices(struct offload *o, const struct expert_report *r, struct miss_step *step)
 {
     size_t n_pairs = r->n_rows * o->home.top_k;
@@ -192,16 +200,15 @@ static void count_choices(struct offload *o, const struct expert_report *r, stru
             step->n_choices++;
             step->n_recent += used_at[e] > 0 && o->now - used_at[e] <= o->window;
             used_at[e] = o->now;
+            expert_slots_use(&o->slots, l, (size_t)e);
         }
     }
     o->window = (uint32_t)miss_split_window(&o->split, step->n_choices);
 }
 
-/* The mirror follows: first what came in, then what was used, in the order of layers. */
+/* The mirror follows what came in. */
 static void follow(struct offload *o, const struct expert_report *r)
 {
-    size_t n_pairs = r->n_rows * o->home.top_k;
-
     for (size_t i = 0; i < r->n_insertions; i++) {
         const struct expert_insertion *in = &r->insertions[i];
 
@@ -210,15 +217,8 @@ static void follow(struct offload *o, const struct expert_report *r)
             expert_slots_put(&o->slots, (size_t)in->slot, (size_t)in->layer, (size_t)in->expert);
         }
     }
-    for (size_t l = 0; l < o->home.n_layers; l++) {
-        for (size_t i = 0; i < n_pairs; i++) {
-            int32_t e = r->idx[l * n_pairs + i];
-
-            if (is_expert(o, e)) {
-                expert_slots_touch(&o->slots, l, (size_t)e);
-            }
-        }
-    }
+    o->n_victims_used =
+        size_max(r->n_victims_used, o->n_victims_used - o->n_victims_used / VICTIMS_FADE);
 }
 
 /* Times and counts by layer, of the mail's log and the insertions. */
