@@ -18,7 +18,9 @@ static const double TRIP_PART = 0.1;   /* of a step in the mean of trips */
 static const double SHARE_PART = 0.05; /* of a step in the mean share of recent choices */
 static const double GAIN_MAX = 8;
 static const double EXPERT_NS_MIN = 100, EXPERT_NS_MAX = 1e8, EXPERT_NS_UNKNOWN = 3e4;
-static const double OUTLIER_TIMES = 4, OUTLIER_NS = 1e5; /* more than that over the line is cut */
+static const double OUTLIER_TIMES = 2, OUTLIER_NS = 5e4; /* more than that over the line is cut */
+static const double FASTER_MAX =
+    2; /* than at the start: then nothing else wanted the link or the CPU */
 
 enum {
     PROBE_AFTER =
@@ -28,6 +30,15 @@ enum {
 };
 
 /* --- lines --- */
+
+/* Before there are points; slope 0: not known. */
+static void line_start(struct fading_line *l, double slope)
+{
+    *l = (struct fading_line){
+        .slope = slope > 0 ? slope : EXPERT_NS_UNKNOWN,
+        .slope_min = fmax(slope / FASTER_MAX, EXPERT_NS_MIN),
+    };
+}
 
 static void line_fade(struct fading_line *l)
 {
@@ -76,7 +87,7 @@ static void line_fit(struct fading_line *l, double start_part)
     if (l->x > 0) {
         l->slope = fmin(fmax(l->slope, (1 - start_part) * l->y / l->x), l->y / l->x);
     }
-    l->slope = fmin(fmax(l->slope, EXPERT_NS_MIN), EXPERT_NS_MAX);
+    l->slope = fmin(fmax(l->slope, l->slope_min), EXPERT_NS_MAX);
 }
 
 /* --- orders --- */
@@ -86,12 +97,12 @@ void miss_split_init(struct miss_split *s, const struct miss_split_options *o)
     struct miss_times *t = &s->times[0];
 
     *s = (struct miss_split){.o = *o, .last_rows = 1};
-    t->layer.slope = o->fetch_ns > 0 ? o->fetch_ns : EXPERT_NS_UNKNOWN;
-    t->cpu.slope = o->cpu_ns > 0 ? o->cpu_ns : EXPERT_NS_UNKNOWN;
+    line_start(&t->layer, o->fetch_ns);
+    line_start(&t->cpu, o->cpu_ns);
     t->trip_ns = TRIP_NS;
     t->since_fetch = t->since_cpu = PROBE_AFTER - PROBE_FIRST;
     t->is_started = true;
-    s->steps.slope = t->layer.slope;
+    line_start(&s->steps, o->fetch_ns);
 }
 
 /* The times for n_rows; at first those of the number of rows that was seen last. */
@@ -104,8 +115,9 @@ static struct miss_times *times_of(struct miss_split *s, size_t n_rows)
     if (!t->is_started) {
         const struct miss_times *last = &s->times[s->last_rows - 1];
 
-        t->layer.slope = last->layer.slope;
-        t->cpu.slope = last->cpu.slope;
+        t->layer =
+            (struct fading_line){.slope = last->layer.slope, .slope_min = last->layer.slope_min};
+        t->cpu = (struct fading_line){.slope = last->cpu.slope, .slope_min = last->cpu.slope_min};
         t->trip_ns = last->trip_ns;
         t->since_fetch = t->since_cpu = PROBE_AFTER - PROBE_FIRST;
         t->is_started = true;

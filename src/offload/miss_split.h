@@ -30,6 +30,7 @@
 struct fading_line {
     double weight, x, y, xx, xy; /* faded sums */
     double slope;                /* kept while the points do not say */
+    double slope_min;
 };
 
 struct miss_times {           /* of steps with one number of rows */
