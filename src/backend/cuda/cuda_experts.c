@@ -24,7 +24,7 @@
 enum {
     EXPERTS_MAX = 65536,
     SEGMENT_ROWS = 2048,
-    SEGMENT_ROWS_LEAST = 64,
+    SEGMENT_ROWS_LEAST = 16,
     SCRATCH_ALIGN = 256,
     UNIT_BYTES = 16,
     CHUNK_BYTES_16 = EXPERTS_CHUNK * 2,                        /* of a row of x */
