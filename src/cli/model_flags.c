@@ -119,7 +119,9 @@ const struct flag model_flag_table[] = {
      .kind = FLAG_CHOICE,
      AT(cpu_activations),
      .choices = "auto|f32|bf16|int8",
-     .help = "what quantised matrices multiply on a CPU; auto is int8 with --dtype auto, else f32"},
+     .help =
+         "what quantised matrices multiply on a CPU; auto is int8 if --dtype is auto, or a half "
+         "type beside a card; else f32"},
     {.name = "dense-quant",
      .kind = FLAG_CHOICE,
      AT(dense_quant),

@@ -33,9 +33,10 @@ const char *cpu_activations_name(enum cpu_activations a)
     return a == CPU_ACTIVATIONS_INT8 ? "int8" : a == CPU_ACTIVATIONS_BF16 ? "bf16" : "f32";
 }
 
-/* auto follows --dtype: who names a type wants its accuracy. */
+/* auto follows --dtype: who names a type wants its accuracy. Beside a card only float32 asks for more than
+ * int8: there a half type is what auto gives. */
 static void resolve_activations(struct model_resolved *out, const struct model_flags *f,
-                                struct settings *s)
+                                const struct resolve_place *place, struct settings *s)
 {
     const char *asked = f->cpu_activations ? f->cpu_activations : "auto";
     const char *why = NULL;
@@ -47,9 +48,12 @@ static void resolve_activations(struct model_resolved *out, const struct model_f
     } else if (strcmp(asked, "f32") == 0) {
         out->activations = CPU_ACTIVATIONS_F32;
     } else {
-        bool is_free = dtype_named(f->dtype) == DTYPE_NONE;
+        bool is_free =
+            place->overflows ? out->compute != DTYPE_F32 : dtype_named(f->dtype) == DTYPE_NONE;
         out->activations = is_free ? CPU_ACTIVATIONS_INT8 : CPU_ACTIVATIONS_F32;
-        why = is_free ? "--dtype is auto" : "--dtype was given";
+        why = place->overflows ? "for experts that the CPU computes"
+              : is_free        ? "--dtype is auto"
+                               : "--dtype was given";
     }
     settings_add(s, "cpu-activations", f->cpu_activations, why, "%s",
                  cpu_activations_name(out->activations));
@@ -95,7 +99,7 @@ static void resolve_dtypes(struct model_resolved *out, const struct model_flags 
     if (on_card && !place->overflows) {
         settings_add(s, "cpu-activations", f->cpu_activations, "the card computes", "none");
     } else {
-        resolve_activations(out, f, s);
+        resolve_activations(out, f, place, s);
     }
     out->dense_quant =
         f->dense_quant && strcmp(f->dense_quant, "int8") == 0 ? DENSE_QUANT_INT8 : DENSE_QUANT_NONE;

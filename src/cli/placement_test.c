@@ -256,7 +256,7 @@ static void test_seed(void **state)
             assert_int_equal(p.r.max_running, 4);
             assert_int_equal(p.r.max_total_tokens, 65536);
             assert_string_equal(row_of(&p, "offload-group-size")->done, "no effect");
-            assert_string_equal(row_of(&p, "cpu-activations")->done, "f32");
+            assert_string_equal(row_of(&p, "cpu-activations")->done, "int8");
             if (c == 1 && l == 1) {
                 print_plan(&p);
             }
