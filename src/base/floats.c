@@ -45,6 +45,14 @@ bool floats_are_finite(const float *x, size_t n)
     return !found;
 }
 
+/* Of each pair v where it is larger, else `than`, also where v is NaN. */
+static floats larger(floats v, floats than)
+{
+    ints is_more = v > than; /* all ones or zeros */
+
+    return (floats)(((ints)v & is_more) | ((ints)than & ~is_more));
+}
+
 float floats_max(const float *x, size_t n)
 {
     floats most[SIDE];
@@ -58,17 +66,16 @@ float floats_max(const float *x, size_t n)
 #pragma GCC unroll 8
         for (int s = 0; s < SIDE; s++) {
             floats v;
-            ints is_more; /* all ones or zeros */
 
             memcpy(&v, x + i + s * WIDTH, sizeof v);
-            is_more = v > most[s];
-            most[s] = (floats)(((ints)v & is_more) | ((ints)most[s] & ~is_more));
+            most[s] = larger(v, most[s]);
         }
     }
-    for (int s = 0; s < SIDE; s++) {
-        for (int l = 0; l < WIDTH; l++) {
-            max = most[s][l] > max ? most[s][l] : max;
-        }
+    for (int s = 1; s < SIDE; s++) {
+        most[0] = larger(most[s], most[0]);
+    }
+    for (int l = 0; l < WIDTH; l++) {
+        max = most[0][l] > max ? most[0][l] : max;
     }
     for (; i < n; i++) {
         max = x[i] > max ? x[i] : max;

@@ -12,7 +12,8 @@
 #include "base/size.h"
 
 enum {
-    BLOCK_COLS = 512,
+    BLOCK_COLS = 512, /* at most */
+    BLOCKS = 512,     /* of a row, about */
     PIECE_BLOCKS = 16,
     ROWS_AT_ONCE = 16, /* bounds the scratch */
     STRIDE = 16        /* values that are compared before anything is decided */
@@ -20,9 +21,22 @@ enum {
 
 _Static_assert(sizeof(struct best_row) == 2 * BEST_TOP * sizeof(int32_t), "a row is words");
 
+/* Small enough that far more blocks than BEST_TOP cut a row, and not smaller than one pass. */
+static size_t block_cols_of(size_t cols)
+{
+    size_t n = 2 * STRIDE;
+
+    while (n < BLOCK_COLS && cols > n * BLOCKS) {
+        n *= 2;
+    }
+    return n;
+}
+
 static size_t blocks_of(size_t cols)
 {
-    return (cols + BLOCK_COLS - 1) / BLOCK_COLS;
+    size_t block_cols = block_cols_of(cols);
+
+    return (cols + block_cols - 1) / block_cols;
 }
 
 static enum status best_check(struct cpu_backend *be, struct op *op, struct error *err)
@@ -49,11 +63,11 @@ static void best_need(const struct cpu_backend *be, const struct op *op, size_t 
 }
 
 struct best_run {
-    const float *in;       /* [rows][cols] */
-    struct best_row *out;  /* [rows] */
-    float *largest;        /* [rows][n_blocks]; NaN: one is not finite */
-    size_t cols, n_blocks; /* of a row */
-    size_t n_pieces;       /* of a row */
+    const float *in;                 /* [rows][cols] */
+    struct best_row *out;            /* [rows] */
+    float *largest;                  /* [rows][n_blocks]; NaN: one is not finite */
+    size_t cols, n_blocks, n_pieces; /* of a row */
+    size_t block_cols;
 };
 
 /* ---- first pass ---- */
@@ -68,8 +82,8 @@ static void blocks_range(void *ctx, size_t begin, size_t end, size_t thread)
         size_t last = size_min(first + PIECE_BLOCKS, r->n_blocks);
 
         for (size_t b = first; b < last; b++) {
-            size_t n = size_min(BLOCK_COLS, r->cols - b * BLOCK_COLS);
-            const float *x = r->in + row * r->cols + b * BLOCK_COLS;
+            size_t at = b * r->block_cols, n = size_min(r->block_cols, r->cols - at);
+            const float *x = r->in + row * r->cols + at;
 
             r->largest[row * r->n_blocks + b] = floats_are_finite(x, n) ? floats_max(x, n) : NAN;
         }
@@ -141,10 +155,10 @@ static void top_of_row(struct best_row *top, const float *x, const float *larges
     least = n == BEST_TOP ? top->values[BEST_TOP - 1] : least;
     n = 0;
     for (size_t b = 0; is_finite && b < r->n_blocks; b++) {
-        size_t at = b * BLOCK_COLS;
+        size_t at = b * r->block_cols;
 
         if (largest[b] >= least) {
-            n = top_of_block(top, n, x + at, size_min(BLOCK_COLS, r->cols - at), (int32_t)at,
+            n = top_of_block(top, n, x + at, size_min(r->block_cols, r->cols - at), (int32_t)at,
                              least);
         }
     }
@@ -179,6 +193,7 @@ static enum status best_run(struct cpu_backend *be, const struct op *op, const s
                              .out = (struct best_row *)u->out.data + at,
                              .largest = be->shared,
                              .cols = cols,
+                             .block_cols = block_cols_of(cols),
                              .n_blocks = n_blocks,
                              .n_pieces = n_pieces};
 
