@@ -12,13 +12,21 @@
 #     speed    full size: decode by batch and depth, prefill by length; bf16 and int8 dense matrices
 #     profile  one decode step by operation, and by kernel where ncu runs
 #     serve    the server at full size: 200 requests, memory before and after
+#     offload  models whose experts overflow against resident ones: the matrix, over the demo model and a cut of
+#              full-size layers
+#     spill    full size under memory limits: decode and prefill over the budget, both routings; kernels of a step
+#     seed     the launch line that people come with, 16 GiB: 500 requests, the driver's own figure all the time
+#     mixed    the same under alternating long prompts and long answers, MIXED_MINUTES (default 2)
 #     memcheck compute-sanitizer over the tiny fixtures, where it runs
 set -u
 build=$1 work=$2 results=$3
 shift 3
-parts=${*:-ops golden matrix speed profile serve memcheck}
+parts=${*:-ops golden matrix speed profile serve offload spill seed mixed memcheck}
 spillway=$build/spillway
 model=$work/random-35b
+cut=$work/random-35b-4-layers
+gib_16="--gpu-memory-gb 16"
+seed_flags="--cpu-offload-gb 12 --offload-group-size 1 --mem-fraction-static 0.80 --disable-cuda-graph"
 mkdir -p "$work" "$results"
 summary=$results/summary.txt
 fixture=tests/golden/tiny-qwen3_5-moe-gptq-int4
@@ -39,6 +47,24 @@ check() { # NAME COMMAND...: its last lines into the summary
 
 full_size() {
     [ -f "$model/config.json" ] || "$spillway" make-model --shape qwen3.5-35b-a3b --out "$model" >/dev/null 2>&1
+}
+
+kernels() { # NAME FLAGS...: of a decode step, one by one
+    name=$1
+    shift
+    command -v ncu >/dev/null || return 0
+    timeout 150 ncu --clock-control none --metrics gpu__time_duration.sum --csv --log-file "$results/ncu-$name.csv" \
+        "$spillway" bench --device cuda --model "$model" --repeat 1 --decode-tokens 3 --depth 0 --batch 1 \
+        --prefill none --disable-cuda-graph --max-total-tokens 4096 "$@" >/dev/null 2>&1
+    note "== kernels of a decode step, $name"
+    python3 bench/kernel_table.py "$results/ncu-$name.csv" | tee -a "$summary"
+}
+
+load() { # NAME REQUESTS FLAGS...: the server and its clients
+    name=$1 n=$2
+    shift 2
+    check "$name" python3 bench/serve_load.py "$spillway" "$model" "$n" "$@"
+    grep -aE "^(ready|first token|experts|card memory|[0-9]+ of)" "$results/$name.txt" | tee -a "$summary"
 }
 
 bench() { # NAME FLAGS...
@@ -85,21 +111,37 @@ for part in $parts; do
         "$spillway" bench --device cuda --model "$model" --repeat 1 --decode-tokens 16 --depth 0 --batch 1 \
             --prefill none --profile >"$results/profile.txt" 2>&1
         sed -n '/^profile/,$p' "$results/profile.txt"
-        if command -v ncu >/dev/null; then
-            for dense in none int8; do
-                timeout 150 ncu --clock-control none --metrics gpu__time_duration.sum --csv \
-                    --log-file "$results/ncu-$dense.csv" "$spillway" bench --device cuda --model "$model" \
-                    --dense-quant $dense --repeat 1 --decode-tokens 3 --depth 0 --batch 1 --prefill none \
-                    --disable-cuda-graph --max-total-tokens 4096 >/dev/null 2>&1
-                note "== kernels of a decode step, dense $dense"
-                python3 bench/kernel_table.py "$results/ncu-$dense.csv" | tee -a "$summary"
-            done
-        fi
+        for dense in none int8; do
+            kernels "dense-$dense" --dense-quant $dense
+        done
         ;;
     serve)
         full_size
-        check serve python3 bench/serve_load.py "$spillway" "$model" 200
-        tail -3 "$results/serve.txt" | tee -a "$summary"
+        load serve 200
+        ;;
+    offload)
+        [ -f "$cut/config.json" ] ||
+            "$spillway" make-model --shape qwen3.5-35b-a3b --layers 4 --out "$cut" >/dev/null 2>&1
+        check offload-model "$build/offload_model_test"
+        check offload-matrix "$build/offload_matrix_test" cuda "$cut"
+        note "offload-matrix: $(grep -acE ' (no )?graphs ' "$results/offload-matrix.txt") cells, $(grep -ac 'FAILED' "$results/offload-matrix.txt") lines with FAILED"
+        ;;
+    spill)
+        full_size
+        "$spillway" bench --device cuda --model "$model" --offload --gpu-memory-gb "${SPILL_BUDGETS:-8,12,16,24}" \
+            --json "$results/spill.json" --plot "$results/spill.svg" >"$results/spill.txt" \
+            2>"$results/spill.log" || tail -2 "$results/spill.log" | tee -a "$summary"
+        tee -a "$summary" <"$results/spill.txt"
+        kernels spill-uniform $gib_16 --dense-quant int8 --routing uniform
+        kernels spill-local $gib_16 --dense-quant int8 --routing local
+        ;;
+    seed)
+        full_size
+        load seed 500 --limit-mib=16384 $gib_16 $seed_flags
+        ;;
+    mixed)
+        full_size
+        load mixed 0 --minutes="${MIXED_MINUTES:-2}" --limit-mib=16384 $gib_16
         ;;
     memcheck)
         for tool in memcheck racecheck; do
