@@ -87,7 +87,8 @@ static enum status step_run(struct cuda_backend *be, const struct op *ops, void 
         return rc;
     }
     mma = cuda_choose_mma(be, u, &a->cache);
-    if (mma == NO_MMA) { /* the cache is float32, for one */
+    if (mma == NO_MMA || /* the cache is float32, for one */
+        !cuda_is_aligned(args.qkv.q_norm) || !cuda_is_aligned(args.qkv.k_norm)) {
         return run_apart(be, ops, op_data, shape, state, err);
     }
     at_once = cuda_split_spans(be, u, 1, SPLIT_LANES, a);
@@ -96,6 +97,7 @@ static enum status step_run(struct cuda_backend *be, const struct op *ops, void 
         struct cuda_grid grid = cuda_split_grid(u, shape, n, a);
 
         a->span_first = (int32_t)i;
+        grid.shared_bytes += STEP_MORE_ROWS * u->hd * sizeof(float);
         args.joins = grid.x <= STEP_JOIN_MAX;
         grid.x += (unsigned)(cuda_ahead_blocks(be, &args.ahead, grid.x * grid.y * grid.z) /
                              (grid.y * grid.z));

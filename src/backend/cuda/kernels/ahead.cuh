@@ -12,6 +12,12 @@
 #include "backend/cuda/kernels/ahead_args.h"
 #include "backend/cuda/kernels/kernel.cuh"
 
+#if !defined(__CUDACC__) || __CUDA_ARCH__ >= 900
+enum { AHEAD_LANES = 1 }; /* that ask together */
+#else
+enum { AHEAD_LANES = WARP };
+#endif
+
 /* n_bytes from p on, both multiples of 16. The emulator touches both ends, so that a wrong range shows. */
 DEVICE void ahead_ask(const uint8_t *p, uint32_t n_bytes)
 {
@@ -23,13 +29,13 @@ DEVICE void ahead_ask(const uint8_t *p, uint32_t n_bytes)
 #else
     enum { LINE = 128 };
 
-    for (uint32_t at = 0; at < n_bytes; at += LINE) {
+    for (uint32_t at = threadIdx.x % WARP * LINE; at < n_bytes; at += WARP * LINE) {
         prefetch_line(p + at);
     }
 #endif
 }
 
-/* What block `block` of n_blocks has to ask for; one thread of it calls. May come before depend_wait(). */
+/* What block `block` of n_blocks has to ask for; AHEAD_LANES threads of one warp call. */
 DEVICE void ahead_share(const struct ahead_args *a, int block, int n_blocks)
 {
     uint32_t piece = a->piece_bytes, at = (uint32_t)block * piece;
@@ -45,10 +51,11 @@ DEVICE void ahead_share(const struct ahead_args *a, int block, int n_blocks)
     }
 }
 
-/* The same for all blocks of the grid, by one thread of each: one that has little else to do. */
+/* All blocks of the grid call; the asking is done by `thread` of each, or its warp, which has little else to do.
+ * May come before depend_wait(). */
 DEVICE void ahead_by_thread(const struct ahead_args *a, int thread)
 {
-    if ((int)threadIdx.x == thread) {
+    if ((int)threadIdx.x / AHEAD_LANES == thread / AHEAD_LANES) {
         ahead_share(a, (int)(blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)),
                     (int)(gridDim.x * gridDim.y * gridDim.z));
     }

@@ -345,6 +345,22 @@ template <int HD> DEVICE float split_total(const struct split_shared *s, int lan
     return sum;
 }
 
+/* Columns d and d + 1, d being even. */
+template <int HD> DEVICE float2 split_total2(const struct split_shared *s, int lane, int d)
+{
+    float2 sum = make_float2(0, 0);
+
+    UNROLL
+    for (int w = 0; w < SPLIT_THREADS / WARP; w++) {
+        float2 v =
+            *(const float2 *)(s->acc + (w * SPLIT_LANES + lane) * HD + split_column(lane, d));
+
+        sum.x += v.x;
+        sum.y += v.y;
+    }
+    return sum;
+}
+
 /* A lane's largest score and the sum of its weights, of all warps. */
 DEVICE float split_weights(const struct split_shared *s, int lane, float *max)
 {

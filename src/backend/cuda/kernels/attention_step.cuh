@@ -28,6 +28,8 @@ struct step_shared {
     float *token; /* [HD] the key, in KEY_WARP, or value, in VALUE_WARP, of the newest token */
     uint8_t *k_row, *v_row; /* of the newest token, as the cache has them */
     float *scale;           /* theirs */
+    float *gates;           /* [SPLIT_LANES][HD], behind the warps' results */
+    float *norms;           /* [2][HD] weights of the queries' and the key's norm, there too */
 };
 
 template <int HD> DEVICE struct step_shared step_shared_cut(float *base, int warp)
@@ -41,6 +43,8 @@ template <int HD> DEVICE struct step_shared step_shared_cut(float *base, int war
     s.k_row = (uint8_t *)(base + 15 * HD);
     s.v_row = (uint8_t *)(base + 15 * HD + HD / 2);
     s.scale = base + 16 * HD;
+    s.gates = base + STEP_WARPS * SPLIT_LANES * HD;
+    s.norms = s.gates + SPLIT_LANES * HD;
     return s;
 }
 
@@ -65,24 +69,79 @@ template <int HD> DEVICE void step_put(float *x, const struct step_head<HD> *h)
     }
 }
 
-/* The head normed and rotated, in x. */
+/* What does not depend on the kernels ahead; a group of copies. */
 template <int HD>
-DEVICE void step_norm(const struct qkv_args *a, float *x, struct step_head<HD> *h,
-                      const float *weight, const float *turn)
+DEVICE void step_norms_begin(const struct qkv_args *a, const struct step_shared *own)
 {
-    float sum = 0, inverse;
+    for (int i = 4 * (int)threadIdx.x; i < 2 * HD; i += 4 * SPLIT_THREADS) {
+        copy16_async(own->norms + i, i < HD ? a->q_norm + i : a->k_norm + (i - HD), true);
+    }
+    copy_commit();
+}
+
+/* The lanes' gates, for the end; a group of copies. */
+template <int HD>
+DEVICE void step_gates_begin(const struct attention_args *a, const struct attention_tile *t,
+                             const struct step_shared *own)
+{
+    int n = a->is_gated ? (t->lane_end - t->lane) * HD : 0;
+
+    for (int i = 4 * (int)threadIdx.x; i < n; i += 4 * SPLIT_THREADS) {
+        copy16_async(own->gates + i, attention_query(a, t, t->lane + i / HD) + HD + i % HD, true);
+    }
+    copy_commit();
+}
+
+/* The first n of N heads normed and rotated, each in its x; the last is a key. */
+template <int HD, int N>
+DEVICE void step_norm(const struct qkv_args *a, float *const x[N], struct step_head<HD> h[N],
+                      const float *norms, const float *turn, int n)
+{
+    int me = (int)threadIdx.x % WARP;
+    float sum[N] = {};
 
     UNROLL
-    for (int i = 0; i < HD / WARP; i++) {
-        sum += h->v[i] * h->v[i];
+    for (int j = 0; j < N; j++) {
+        UNROLL
+        for (int i = 0; i < HD / WARP; i++) {
+            sum[j] += h[j].v[i] * h[j].v[i];
+        }
     }
-    inverse = rsqrt_f32(warp_sum(sum) / (float)HD + a->eps);
     UNROLL
-    for (int i = 0; i < HD / WARP; i++) {
-        h->v[i] = h->v[i] * inverse * weight[(int)threadIdx.x % WARP + WARP * i];
+    for (int m = WARP / 2; m > 0; m /= 2) {
+        UNROLL
+        for (int j = 0; j < N; j++) {
+            sum[j] += shuffle_xor(sum[j], m);
+        }
     }
-    step_put<HD>(x, h);
-    rotate_head(a, x, turn);
+    UNROLL
+    for (int j = 0; j < N; j++) {
+        if (j < n) {
+            const float *weight = norms + (j == N - 1 ? HD : 0);
+            float inverse = rsqrt_f32(sum[j] / (float)HD + a->eps);
+
+            UNROLL
+            for (int i = 0; i < HD / WARP; i++) {
+                h[j].v[i] = h[j].v[i] * inverse * weight[me + WARP * i];
+            }
+            step_put<HD>(x[j], &h[j]);
+        }
+    }
+    warp_sync();
+    for (int i = me; i < a->half; i += WARP) {
+        float c = turn[i], s = turn[a->half + i];
+
+        UNROLL
+        for (int j = 0; j < N; j++) {
+            if (j < n) {
+                float low = x[j][i], high = x[j][i + a->half];
+
+                x[j][i] = low * c - high * s;
+                x[j][i + a->half] = high * c + low * s;
+            }
+        }
+    }
+    warp_sync();
 }
 
 /* Queries of the block's lanes into s->q, and the newest token's rows where the block has it. */
@@ -94,38 +153,36 @@ DEVICE void step_begin(const struct attention_step_args &a, const struct attenti
     enum { HALVES = S::UNIT / 8, EACH = SPLIT_LANES / STEP_WARPS };
     int warp = (int)threadIdx.x / WARP;
     bool has_token = has_newest && warp >= KEY_WARP;
-    struct step_head<HD> q[EACH], token;
+    bool has_key = has_token && warp == KEY_WARP;
+    struct step_head<HD> head[EACH + 1] = {}; /* queries, then the key or value */
+    float *x[EACH + 1];
 
     UNROLL
     for (int i = 0; i < EACH; i++) {
         int lane = t->lane + warp + i * STEP_WARPS;
 
+        x[i] = own->query + (warp + i * STEP_WARPS) * (HD + STEP_PAD);
         if (lane < t->lane_end) {
-            step_load<HD>(&q[i], attention_query(&a.attention, t, lane));
+            step_load<HD>(&head[i], attention_query(&a.attention, t, lane));
         }
     }
+    x[EACH] = own->token;
     if (has_token) {
         const float *from = warp == KEY_WARP ? a.qkv.k : a.qkv.v;
 
-        step_load<HD>(&token,
+        step_load<HD>(&head[EACH],
                       from + ((size_t)t->span.row * (size_t)a.attention.nkv + (size_t)t->kv_head) *
                                  HD);
     }
-    UNROLL
-    for (int i = 0; i < EACH; i++) {
-        int lane = warp + i * STEP_WARPS;
-
-        if (t->lane + lane < t->lane_end) {
-            step_norm<HD>(&a.qkv, own->query + lane * (HD + STEP_PAD), &q[i], a.qkv.q_norm,
-                          own->turn);
-        }
-    }
-    if (has_token && warp == KEY_WARP) {
-        step_norm<HD>(&a.qkv, own->token, &token, a.qkv.k_norm, own->turn);
+    step_gates_begin<HD>(&a.attention, t, own);
+    copy_wait<1>(); /* the norms' weights */
+    block_sync();
+    step_norm<HD, EACH + 1>(&a.qkv, x, head, own->norms, own->turn, EACH + has_key);
+    if (has_key) {
         store_row(&a.qkv, own->k_row, own->scale, 0, own->token, a.qkv.k_round);
     }
     if (has_token && warp == VALUE_WARP) {
-        step_put<HD>(own->token, &token);
+        step_put<HD>(own->token, &head[EACH]);
         warp_sync();
         store_row(&a.qkv, own->v_row, own->scale + 1, 0, own->token, DTYPE_F32);
     }
@@ -197,34 +254,47 @@ DEVICE void step_patch(const struct step_shared *own, int token, int newest,
     }
 }
 
-/* out = v / sum, times sigmoid(gate). */
-DEVICE void step_out(const struct attention_args *a, const struct attention_tile *t, int lane,
-                     int d, float v)
+/* Columns d and d + 1 of a lane, times sigmoid(gate). */
+template <int HD>
+DEVICE void step_out(const struct attention_args *a, const struct attention_tile *t,
+                     const float *gates, int lane, int d, float2 v)
 {
     if (a->is_gated) {
-        v *= sigmoid(attention_query(a, t, lane)[a->hd + d]);
+        float2 gate = *(const float2 *)(gates + lane * HD + d);
+
+        v.x *= sigmoid(gate.x);
+        v.y *= sigmoid(gate.y);
     }
-    attention_out(a, t, lane)[d] = round_f32(a->round, v);
+    *(float2 *)(attention_out(a, t, t->lane + lane) + d) =
+        make_float2(round_f32(a->round, v.x), round_f32(a->round, v.y));
 }
 
 /* The only split's result is the whole. */
 template <int HD>
 DEVICE void step_finish(const struct attention_args *a, const struct attention_tile *t,
-                        const struct split_shared *s)
+                        const struct split_shared *s, const float *gates)
 {
-    SHARED float sums[SPLIT_LANES];
+    enum { PAIRS = HD / 2 };
+    SHARED float inverse[SPLIT_LANES];
     int n_lanes = t->lane_end - t->lane;
 
     if ((int)threadIdx.x < n_lanes) {
         float max;
 
-        sums[threadIdx.x] = split_weights(s, (int)threadIdx.x, &max);
+        inverse[threadIdx.x] = 1.0f / split_weights(s, (int)threadIdx.x, &max);
     }
     block_sync();
-    for (int i = (int)threadIdx.x; i < n_lanes * HD; i += SPLIT_THREADS) {
-        int lane = i / HD, d = i % HD;
+    UNROLL
+    for (int i = 0; i < SPLIT_LANES * PAIRS / SPLIT_THREADS; i++) {
+        int at = (int)threadIdx.x + i * SPLIT_THREADS, lane = at / PAIRS, d = at % PAIRS * 2;
 
-        step_out(a, t, t->lane + lane, d, split_total<HD>(s, lane, d) / sums[lane]);
+        if (lane < n_lanes) {
+            float2 v = split_total2<HD>(s, lane, d);
+
+            v.x *= inverse[lane];
+            v.y *= inverse[lane];
+            step_out<HD>(a, t, gates, lane, d, v);
+        }
     }
 }
 
@@ -250,8 +320,8 @@ DEVICE bool step_is_last(const struct attention_step_args &a, int n_splits)
 
 /* All splits of the block's lanes, in the order of splits. */
 template <int HD>
-DEVICE void step_join(const struct attention_args *a, const struct attention_tile *t, int span,
-                      int n_splits)
+DEVICE void step_join(const struct attention_args *a, const struct attention_tile *t,
+                      const float *gates, int span, int n_splits)
 {
     enum { QUADS = HD / 4, EACH = SPLIT_LANES * QUADS / SPLIT_THREADS, AT_ONCE = 4 };
     SHARED float weight[SPLIT_LANES][STEP_JOIN_MAX];
@@ -314,10 +384,11 @@ DEVICE void step_join(const struct attention_args *a, const struct attention_til
         int at = (int)threadIdx.x + e * SPLIT_THREADS, lane = at / QUADS, d = at % QUADS * 4;
 
         if (lane < n_lanes) {
-            step_out(a, t, t->lane + lane, d, acc[e].x / sums[lane]);
-            step_out(a, t, t->lane + lane, d + 1, acc[e].y / sums[lane]);
-            step_out(a, t, t->lane + lane, d + 2, acc[e].z / sums[lane]);
-            step_out(a, t, t->lane + lane, d + 3, acc[e].w / sums[lane]);
+            float inverse = 1.0f / sums[lane];
+
+            step_out<HD>(a, t, gates, lane, d, make_float2(acc[e].x * inverse, acc[e].y * inverse));
+            step_out<HD>(a, t, gates, lane, d + 2,
+                         make_float2(acc[e].z * inverse, acc[e].w * inverse));
         }
     }
 }
@@ -356,6 +427,7 @@ DEVICE void step_attend(const struct attention_step_args &a, unsigned char *shar
     }
     page = kv_page(&a.attention, &old, token + ATTENTION_PAGE);
     ahead_by_thread(&a.ahead, 0);
+    step_norms_begin<HD>(&a.qkv, &own);
     qkv_angles(&a.qkv, own.turn, newest);
     depend_wait();
     step_begin<ACT, KV, HD>(a, &t, &s, &own, has_newest);
@@ -385,14 +457,15 @@ DEVICE void step_attend(const struct attention_step_args &a, unsigned char *shar
             page = kv_page(&a.attention, &old, next + ATTENTION_PAGE);
         }
     }
+    copy_wait<0>(); /* the gates, for whom barriers follow */
     split_meet<ACT, KV, HD>(&st, &s);
     if (a.joins && n_splits == 1) {
-        step_finish<HD>(&a.attention, &t, &s);
+        step_finish<HD>(&a.attention, &t, &s, own.gates);
         return;
     }
     split_store<HD>(&a.attention, &t, span, &s);
     if (a.joins && step_is_last(a, n_splits)) {
-        step_join<HD>(&a.attention, &t, span, n_splits);
+        step_join<HD>(&a.attention, &t, own.gates, span, n_splits);
     }
 }
 

@@ -9,7 +9,11 @@
 #include "backend/cuda/kernels/ahead_args.h"
 #include "backend/cuda/kernels/attention_args.h"
 
-enum { STEP_JOIN_MAX = 16 }; /* splits that the last block of a span joins, at the most */
+enum {
+    STEP_JOIN_MAX = 16, /* splits that the last block of a span joins, at the most */
+    STEP_MORE_ROWS =
+        SPLIT_LANES + 2 /* of head_dim floats in shared memory, beyond attention_split's */
+};
 
 struct attention_step_args {
     struct attention_args attention; /* its q are the raw queries, of which only gates are read */
