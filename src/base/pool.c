@@ -30,6 +30,8 @@ enum {
     POOL_THREADS_MAX = 1024,
     SPIN_ROUNDS = 4000,
     SPIN_YIELD_EVERY = 256,
+    AWAKE_YIELD_EVERY =
+        4096,        /* who is in the kernel at the wrong time answers a microsecond late */
     PIECE_PARTS = 4, /* a piece is this part of what is left of a share */
 };
 
@@ -140,14 +142,14 @@ static void run_share(const struct pool *p, size_t idx)
 /* One look of a thread that spins: how long is it worth it? `i` counts looks. */
 static bool spin_on(struct pool *p, unsigned i)
 {
-    unsigned yield_every = p->may_spin ? SPIN_YIELD_EVERY : 1;
+    bool is_awake = atomic_load_explicit(&p->is_awake, memory_order_relaxed);
+    unsigned yield_every = !p->may_spin ? 1 : is_awake ? AWAKE_YIELD_EVERY : SPIN_YIELD_EVERY;
 
     relax();
     if (i % yield_every == yield_every - 1) {
         sched_yield();
     }
-    return (p->may_spin && i < SPIN_ROUNDS) ||
-           atomic_load_explicit(&p->is_awake, memory_order_relaxed);
+    return is_awake || (p->may_spin && i < SPIN_ROUNDS);
 }
 
 /* Wait until *word differs from `old`. Who is woken without that, by pool_awake, spins again. (Who goes

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cpu.h"
 #include "base/numa.h"
 #include "base/pool.h"
 #include "base/size.h"
@@ -121,6 +122,15 @@ static struct model_options options_of(const struct model_setup *s, const struct
     return mo;
 }
 
+/* The device's thread spins while it waits for a step, and the CPU's threads spin while they wait for missing
+ * experts: they must not be more than there are cores, or each would wait for one that does not run. */
+static enum status leave_a_core(struct backend *cpu, struct error *err)
+{
+    size_t n = pool_threads(cpu_backend_pool(cpu));
+
+    return n > 1 && n >= cpu_count_logical() ? cpu_backend_set_threads(cpu, n - 1, err) : OK;
+}
+
 static enum status open_model(struct model_setup *s, const struct model_resolved *r,
                               const struct model_setup_options *o, const struct log *log,
                               struct error *err)
@@ -134,7 +144,9 @@ static enum status open_model(struct model_setup *s, const struct model_resolved
     }
     progress_init(&progress, STDERR_FILENO);
     bool show = !o->quiet || progress.is_tty;
-    return model_open(&s->model, s->checkpoint, s->backend, &mo, log, show ? &progress : NULL, err);
+    enum status rc =
+        model_open(&s->model, s->checkpoint, s->backend, &mo, log, show ? &progress : NULL, err);
+    return rc == OK && mo.offload && offload.cpu ? leave_a_core(offload.cpu, err) : rc;
 }
 
 /* What the kernels of a CPU will read. Dense matrices that become int8 count as such: their originals are read

@@ -37,7 +37,15 @@ static void line_start(struct fading_line *l, double slope)
     *l = (struct fading_line){
         .slope = slope > 0 ? slope : EXPERT_NS_UNKNOWN,
         .slope_min = fmax(slope / FASTER_MAX, EXPERT_NS_MIN),
+        .is_known = slope > 0,
     };
+}
+
+/* A line with the slope of another, and no points. */
+static void line_follow(struct fading_line *l, const struct fading_line *other)
+{
+    *l = (struct fading_line){
+        .slope = other->slope, .slope_min = other->slope_min, .is_known = other->is_known};
 }
 
 static void line_fade(struct fading_line *l)
@@ -84,6 +92,7 @@ static void line_fit(struct fading_line *l, double start_part)
     cov = l->xy - l->x * l->y / l->weight;
     var = fmax(l->xx - l->x * l->x / l->weight, 0);
     l->slope = (cov + RIDGE * l->slope) / (var + RIDGE);
+    l->is_known = l->is_known || var > RIDGE;
     if (l->x > 0) {
         l->slope = fmin(fmax(l->slope, (1 - start_part) * l->y / l->x), l->y / l->x);
     }
@@ -115,9 +124,8 @@ static struct miss_times *times_of(struct miss_split *s, size_t n_rows)
     if (!t->is_started) {
         const struct miss_times *last = &s->times[s->last_rows - 1];
 
-        t->layer =
-            (struct fading_line){.slope = last->layer.slope, .slope_min = last->layer.slope_min};
-        t->cpu = (struct fading_line){.slope = last->cpu.slope, .slope_min = last->cpu.slope_min};
+        line_follow(&t->layer, &last->layer);
+        line_follow(&t->cpu, &last->cpu);
         t->trip_ns = last->trip_ns;
         t->since_fetch = t->since_cpu = PROBE_AFTER - PROBE_FIRST;
         t->is_started = true;
@@ -298,10 +306,15 @@ void miss_split_learn(struct miss_split *s, const struct miss_step *step)
 
 double miss_split_fetch_ns(const struct miss_split *s)
 {
-    return s->o.miss == EXPERT_MISS_FETCH ? s->steps.slope : s->times[s->last_rows - 1].layer.slope;
+    const struct fading_line *l =
+        s->o.miss == EXPERT_MISS_FETCH ? &s->steps : &s->times[s->last_rows - 1].layer;
+
+    return l->is_known ? l->slope : 0;
 }
 
 double miss_split_cpu_ns(const struct miss_split *s)
 {
-    return s->times[s->last_rows - 1].cpu.slope;
+    const struct fading_line *l = &s->times[s->last_rows - 1].cpu;
+
+    return l->is_known ? l->slope : 0;
 }

@@ -31,6 +31,7 @@ struct fading_line {
     double weight, x, y, xx, xy; /* faded sums */
     double slope;                /* kept while the points do not say */
     double slope_min;
+    bool is_known; /* the slope was measured, here or at the start */
 };
 
 struct miss_times {           /* of steps with one number of rows */
@@ -81,7 +82,7 @@ struct miss_step {
 };
 void miss_split_learn(struct miss_split *s, const struct miss_step *step);
 
-/* Nanoseconds for one expert more, as last measured. */
+/* Nanoseconds for one expert more, as last measured; 0: not yet. */
 double miss_split_fetch_ns(const struct miss_split *s);
 double miss_split_cpu_ns(const struct miss_split *s);
 

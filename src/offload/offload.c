@@ -253,12 +253,17 @@ static void see_layers(struct offload *o, const struct expert_report *r, uint64_
     }
 }
 
+static double bytes_per_s(const struct offload *o, double expert_ns)
+{
+    return expert_ns > 0 ? (double)o->home.block.n_bytes * 1e9 / expert_ns : 0;
+}
+
 static void step_end(void *ctx, const struct expert_report *r)
 {
     struct offload *o = ctx;
     struct miss_step step = {.n_rows = r->n_rows,
                              .ns = (double)(clock_now_ns() - o->step_start_ns),
-                             .n_fetched = r->n_fetched,
+                             .n_fetched = r->n_fetched + r->n_in_place,
                              .n_cpu = r->n_cpu};
     uint64_t cpu_ns = 0, wait_ns = 0, n_failed = 0;
 
@@ -277,17 +282,16 @@ static void step_end(void *ctx, const struct expert_report *r)
     pthread_mutex_lock(&o->lock);
     o->stats.n_steps++;
     o->stats.n_hits += r->n_hits;
-    o->stats.n_fetched += r->n_fetched;
+    o->stats.n_fetched += r->n_fetched + r->n_in_place;
+    o->stats.n_in_place += r->n_in_place;
     o->stats.n_cpu += r->n_cpu;
     o->stats.n_next += r->n_next;
     o->stats.n_next_used += r->n_next_used;
     o->stats.n_failed += n_failed;
     o->stats.cpu_ns += cpu_ns;
     o->stats.cpu_wait_ns += wait_ns;
-    o->stats.fetch_bytes_per_s =
-        (double)o->home.block.n_bytes * 1e9 / miss_split_fetch_ns(&o->split);
-    o->stats.cpu_bytes_per_s =
-        o->mail ? (double)o->home.block.n_bytes * 1e9 / miss_split_cpu_ns(&o->split) : 0;
+    o->stats.fetch_bytes_per_s = bytes_per_s(o, miss_split_fetch_ns(&o->split));
+    o->stats.cpu_bytes_per_s = o->mail ? bytes_per_s(o, miss_split_cpu_ns(&o->split)) : 0;
     o->stats.fetch_share = o->split.fetched_share;
     pthread_mutex_unlock(&o->lock);
 }

@@ -54,6 +54,7 @@ struct offload_stats {
     /* Since the start; distinct experts of a layer and step, summed */
     uint64_t n_steps, n_large_steps;
     uint64_t n_hits, n_fetched, n_cpu; /* of small steps */
+    uint64_t n_in_place;               /* of n_fetched: read over the link, but not kept */
     uint64_t n_next, n_next_used;      /* fetched ahead, and of those asked for in the same step */
     uint64_t n_streamed;               /* of large steps */
     uint64_t cpu_ns, cpu_wait_ns;      /* computing; from a post to its answer */

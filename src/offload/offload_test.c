@@ -217,7 +217,8 @@ static void steps_keep_mirror_and_sums_right(void **state)
             if (o.miss != EXPERT_MISS_FETCH) {
                 check_answers(r, n_rows);
             }
-            n_seen += r->step.report.n_hits + r->step.report.n_fetched + r->step.report.n_cpu;
+            n_seen += r->step.report.n_hits + r->step.report.n_fetched + r->step.report.n_cpu +
+                      r->step.report.n_in_place;
         }
         offload_read_stats(r->offload, &stats);
         assert_int_equal(stats.n_steps, STEPS);

@@ -213,7 +213,7 @@ static size_t resolve(struct card *c, struct card_step *s, size_t layer, const i
         box->idx[i] = is_chosen(missing, n_cpu, idx[i]) && c->home->has_cpu ? idx[i] : -1;
     }
     r->n_fetched += n_fetched;
-    r->n_cpu += c->home->has_cpu ? n_cpu : 0;
+    *(c->home->has_cpu ? &r->n_cpu : &r->n_in_place) += n_cpu;
     box->n_rows = n_cpu > 0 && c->home->has_cpu ? (int32_t)(n_pairs / c->home->top_k) : 0;
     return n_fetched;
 }
