@@ -92,13 +92,17 @@ struct weight weight_rows(const struct weight *w, size_t row0, size_t n)
 void weight_pack_int4(uint8_t *dst, const uint8_t *q, size_t n)
 {
     enum { HALF = WEIGHT_BLOCK / 2 };
+    const uint64_t nibbles = 0x0f0f0f0f0f0f0f0f;
 
     assert(n % WEIGHT_BLOCK == 0);
     for (size_t block = 0; block < n; block += WEIGHT_BLOCK) {
-        for (size_t j = 0; j < HALF; j++) {
-            unsigned low = q[block + j] & 15u, high = q[block + HALF + j] & 15u;
+        for (size_t j = 0; j < HALF; j += sizeof nibbles) { /* so many bytes at a time */
+            uint64_t low, high;
 
-            dst[block / 2 + j] = (uint8_t)(low | high << 4);
+            memcpy(&low, q + block + j, sizeof low);
+            memcpy(&high, q + block + HALF + j, sizeof high);
+            low = (low & nibbles) | (high & nibbles) << 4;
+            memcpy(dst + block / 2 + j, &low, sizeof low);
         }
     }
 }

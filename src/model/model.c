@@ -135,6 +135,10 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
                                    .out_rows_max = m->options.out_rows_max,
                                    .context_max = m->options.budget.context_max,
                                    .gdn_chunk_min = m->options.gdn_chunk_min};
+    const struct model_offload *offload = m->options.offload;
+    struct weights_target target = {.be = m->be,
+                                    .all_stay = offload && !offload->may_overflow,
+                                    .stays = offload ? offload->may_overflow : NULL};
     struct state_shape shape;
     enum status rc = state_shape_of(&shape, &m->spec, &m->dtypes, err);
 
@@ -142,7 +146,7 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
         rc = state_store_new(&m->states, m->be, &shape, &m->options.budget, err);
     }
     if (rc == OK) {
-        rc = weights_load(&m->weights, &m->spec, ck, m->options.pool, log, progress, err);
+        rc = weights_load(&m->weights, &m->spec, ck, &target, m->options.pool, log, progress, err);
     }
     if (rc == OK && m->options.dense_quant == DENSE_QUANT_INT8) {
         rc = dense_quantise(&m->weights, &m->spec, m->options.pool, progress, err);

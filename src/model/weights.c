@@ -5,6 +5,9 @@
  *        others in one block, so that the total is known before a byte is touched), then the work is
  *        cut into jobs of some rows each, and the pool runs them. In the block a matrix's packed
  *        values, scales, zeros and permutation lie side by side on 64-byte borders.
+ * Pass:  arenas that go to a device are written to the same memory one after the other, each sent when
+ *        its last job is done: to let the kernel clear pages for all of them would take longer than
+ *        the packing itself, and the host need not have room for what the device holds.
  * Cost:  a job unpacks rows into a buffer of bytes and packs them again; that is one extra pass through
  *        the cache, and keeps the file's format and the kernels' format apart. */
 #include "model/weights.h"
@@ -24,7 +27,7 @@ enum {
     PLACE_ALIGN = 64,
     JOB_ROWS_MAX = 64,
     JOB_BYTES_MAX = 1 << 20, /* values of one job: they should stay in the cache */
-    JOBS_PER_ROUND = 256     /* between two looks at the progress line */
+    JOBS_PER_ROUND = 2048    /* between two looks at the progress line */
 };
 
 struct job {
@@ -34,6 +37,7 @@ struct job {
 struct loader {
     const struct model_spec *spec;
     struct model_weights *w;
+    struct backend *be; /* that arenas pass to */
     struct binding bound;
     bool *is_placed; /* [n_matrices] an expert in its block */
     struct job *jobs;
@@ -345,10 +349,57 @@ static size_t job_bytes(const struct loader *l, const struct job *job)
     return job->n_rows * weight_row_bytes(&l->w->matrices[job->matrix]);
 }
 
+/* ---- arenas that pass ---- */
+
+static size_t arena_end(const struct expert_arena *a)
+{
+    return (size_t)a->expert0 + 3 * a->n_experts;
+}
+
+/* The passing arena that the matrix is in, or NULL. *stop: the first matrix for which that is not so. */
+static struct expert_arena *arena_at(const struct loader *l, size_t matrix, size_t *stop)
+{
+    *stop = SIZE_MAX;
+    for (size_t i = 0; i < l->w->n_arenas; i++) {
+        struct expert_arena *a = &l->w->arenas[i];
+
+        if (!a->passes) {
+            continue;
+        }
+        if (matrix >= (size_t)a->expert0 && matrix < arena_end(a)) {
+            *stop = arena_end(a);
+            return a;
+        }
+        if ((size_t)a->expert0 > matrix) {
+            *stop = size_min(*stop, (size_t)a->expert0);
+        }
+    }
+    return NULL;
+}
+
+static enum status arena_send(struct loader *l, struct expert_arena *a, struct pool *pool,
+                              struct error *err)
+{
+    size_t n_bytes = a->block.n_bytes * a->n_experts;
+    uint8_t *device = weights_device_buffer(l->w, l->be, n_bytes);
+
+    if (!device) {
+        return error_set(err, ERR_NO_MEMORY,
+                         "cannot allocate %zu MiB of device memory for the experts of a layer, "
+                         "after %zu of %zu",
+                         n_bytes >> 20, (size_t)(a - l->w->arenas), l->w->n_arenas);
+    }
+    weights_device_write(l->be, device, a->base, n_bytes, pool);
+    a->base = device;
+    weights_view_experts(l->w, a);
+    a->base = NULL;
+    return OK;
+}
+
 static enum status jobs_run(struct loader *l, struct pool *pool, struct progress *progress,
                             struct error *err)
 {
-    size_t total = 0, done = 0;
+    size_t total = 0, done = 0, n;
     enum status rc = jobs_make(l, err);
 
     if (rc == OK && l->n_jobs > 0) {
@@ -361,23 +412,27 @@ static enum status jobs_run(struct loader *l, struct pool *pool, struct progress
         total += job_bytes(l, &l->jobs[i]);
     }
     progress_start(progress, "weights", PROGRESS_BYTES, total);
-    for (size_t i = 0; i < l->n_jobs; i += JOBS_PER_ROUND) {
-        size_t n = size_min(JOBS_PER_ROUND, l->n_jobs - i);
+    for (size_t i = 0; rc == OK && i < l->n_jobs; i += n) {
+        size_t stop, most = size_min(JOBS_PER_ROUND, l->n_jobs - i);
+        struct expert_arena *a = arena_at(l, l->jobs[i].matrix, &stop);
 
+        for (n = 0; n < most && l->jobs[i + n].matrix < stop; n++) {
+            done += job_bytes(l, &l->jobs[i + n]);
+        }
         l->round0 = i;
         pool_run(pool, n, 1, round_run, l);
-        for (size_t j = 0; j < n; j++) {
-            done += job_bytes(l, &l->jobs[i + j]);
+        if (a && (i + n == l->n_jobs || l->jobs[i + n].matrix >= stop)) {
+            rc = arena_send(l, a, pool, err);
         }
         progress_update(progress, done);
     }
     progress_finish(progress);
-    return OK;
+    return rc;
 }
 
 /* ---- the whole ---- */
 
-static enum status places_make(struct loader *l, struct error *err)
+static enum status places_make(struct loader *l, const struct weights_target *to, struct error *err)
 {
     size_t n_bytes;
     enum status rc;
@@ -386,7 +441,7 @@ static enum status places_make(struct loader *l, struct error *err)
     if (!l->is_placed) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the table of places");
     }
-    rc = weights_place_experts(l->w, l->is_placed, l->spec, &l->bound, err);
+    rc = weights_place_experts(l->w, l->is_placed, l->spec, &l->bound, to, err);
     if (rc != OK) {
         return rc;
     }
@@ -407,10 +462,11 @@ static enum status places_make(struct loader *l, struct error *err)
 }
 
 enum status weights_load(struct model_weights *out, const struct model_spec *spec,
-                         const struct checkpoint *ck, struct pool *pool, const struct log *log,
-                         struct progress *progress, struct error *err)
+                         const struct checkpoint *ck, const struct weights_target *to,
+                         struct pool *pool, const struct log *log, struct progress *progress,
+                         struct error *err)
 {
-    struct loader l = {.spec = spec, .w = out};
+    struct loader l = {.spec = spec, .w = out, .be = to->be};
     enum status rc;
 
     *out = (struct model_weights){0};
@@ -421,7 +477,7 @@ enum status weights_load(struct model_weights *out, const struct model_spec *spe
     }
     rc = weights_bind(&l.bound, out, spec, ck, log, err);
     if (rc == OK) {
-        rc = places_make(&l, err);
+        rc = places_make(&l, to, err);
     }
     if (rc == OK) {
         for (size_t i = 0; i < spec->n_vectors; i++) {
@@ -439,11 +495,41 @@ enum status weights_load(struct model_weights *out, const struct model_spec *spe
         free(l.scratch[i].zeros);
         free(l.scratch[i].scales);
     }
+    free(out->passing);
+    out->passing = NULL;
     free(l.scratch);
     free(l.jobs);
     free(l.is_placed);
     binding_release(&l.bound, spec);
     return rc;
+}
+
+/* ---- on a device ---- */
+
+uint8_t *weights_device_buffer(struct model_weights *w, struct backend *be, size_t n_bytes)
+{
+    void **list = realloc(w->device_buffers, (w->n_device_buffers + 1) * sizeof *w->device_buffers);
+    uint8_t *data = NULL;
+
+    if (list) {
+        w->device_buffers = list;
+        w->be = be;
+        data = be->ops->buffer_new(be, n_bytes);
+    }
+    if (data) {
+        list[w->n_device_buffers++] = data;
+    }
+    return data;
+}
+
+void weights_device_write(struct backend *be, uint8_t *device, const void *host, size_t n_bytes,
+                          struct pool *pool)
+{
+    if (be->ops->upload) {
+        be->ops->upload(be, device, host, n_bytes, pool);
+    } else {
+        be->ops->write(be, device, host, n_bytes);
+    }
 }
 
 void weights_release(struct model_weights *w)

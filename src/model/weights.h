@@ -7,7 +7,8 @@
  *         matrices, regrouped or misaligned rows, small float vectors) is written into one block;
  *         the routed experts of a layer, when they are quantised alike, into an arena of their own,
  *         one piece per expert (backend/expert_block.h). On a device with its own memory all of it is
- *         moved there (weights_upload.h). */
+ *         moved there: experts layer by layer while they are loaded, through one arena of host memory;
+ *         everything else by weights_upload.h. */
 #ifndef MODEL_WEIGHTS_H
 #define MODEL_WEIGHTS_H
 
@@ -31,7 +32,9 @@ struct weights_skipped {
 
 struct expert_arena {
     struct expert_block block;
-    uint8_t *base; /* expert e is at base + e * block.n_bytes */
+    uint8_t
+        *base; /* expert e is at base + e * block.n_bytes; NULL: on the device, see the matrices */
+    bool passes; /* goes to the device: base is model_weights.passing until then */
     size_t n_experts;
     matrix_slot expert0; /* as in moe_spec: tells whose experts these are */
     /* Of weights_overflow.h: the experts stay in host memory, where the device reads them. */
@@ -47,10 +50,11 @@ struct model_weights {
     size_t block_bytes;
     struct expert_arena *arenas; /* one for each layer whose experts are quantised alike */
     size_t n_arenas;
+    uint8_t *passing;            /* while loading: what arenas on their way to the device share */
     const uint8_t **overflowing; /* [those that stay] -> their base */
     uint8_t *int8_block;         /* of dense_quant.h */
     size_t int8_bytes;
-    struct backend *be; /* of weights_upload.h: whose memory the device buffers and arenas are */
+    struct backend *be; /* whose memory the device buffers and arenas that stay are */
     void **device_buffers;
     size_t n_device_buffers;
     struct weight tied_head; /* WEIGHT_NONE: the head is matrices[spec->head] */
@@ -59,13 +63,27 @@ struct model_weights {
     size_t n_skipped;
 };
 
+/* Where arenas of experts shall be. A device without memory of its own reads the host's. */
+struct weights_target {
+    struct backend *be;
+    bool all_stay;     /* in host memory, for weights_overflow.h */
+    const bool *stays; /* or [spec->n_layers] whose experts do; NULL: none */
+};
+
 /* Borrows ck for as long as the weights live. pool may be NULL (then one thread repacks). *out is
  * released with weights_release, also after a failure. ERR_FORMAT names tensors; ERR_UNSUPPORTED a type
  * without a kernel; ERR_NO_MEMORY the size that did not fit. */
 enum status weights_load(struct model_weights *out, const struct model_spec *spec,
-                         const struct checkpoint *ck, struct pool *pool, const struct log *log,
-                         struct progress *progress, struct error *err);
+                         const struct checkpoint *ck, const struct weights_target *to,
+                         struct pool *pool, const struct log *log, struct progress *progress,
+                         struct error *err);
 void weights_release(struct model_weights *w);
+
+/* n_bytes of be's memory that w keeps until its release. NULL: none left. */
+uint8_t *weights_device_buffer(struct model_weights *w, struct backend *be, size_t n_bytes);
+/* Writes host memory to it, by the threads of `pool` (or NULL) where the device has a way for that. */
+void weights_device_write(struct backend *be, uint8_t *device, const void *host, size_t n_bytes,
+                          struct pool *pool);
 
 /* The arena that these experts (moe_spec.expert0) are in; NULL: none. */
 struct expert_arena *weights_arena_of(const struct model_weights *w, matrix_slot expert0);

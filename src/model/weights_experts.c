@@ -70,45 +70,78 @@ void weights_view_experts(struct model_weights *w, const struct expert_arena *a)
     }
 }
 
-static enum status arena_make(struct expert_arena *a, struct model_weights *w, bool *is_placed,
-                              const struct moe_spec *moe, const struct expert_shape *shape,
-                              struct error *err)
+static size_t arena_bytes(const struct expert_arena *a)
 {
-    size_t n_bytes, slot = (size_t)moe->expert0;
+    return a->block.n_bytes * a->n_experts; /* was checked when it was made */
+}
 
-    a->n_experts = moe->n_experts;
-    a->expert0 = moe->expert0;
+static enum status no_memory(size_t n_bytes, struct error *err)
+{
+    return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for the experts of a layer",
+                     n_bytes >> 20);
+}
+
+static enum status arena_make(struct model_weights *w, const struct moe_spec *moe,
+                              const struct expert_shape *shape, bool passes, struct error *err)
+{
+    struct expert_arena *a = &w->arenas[w->n_arenas];
+    size_t n_bytes;
+
+    *a = (struct expert_arena){
+        .n_experts = moe->n_experts, .expert0 = moe->expert0, .passes = passes};
     if (!expert_block_init(&a->block, shape) ||
         !size_mul(&n_bytes, a->block.n_bytes, moe->n_experts)) {
         return error_set(err, ERR_LIMIT, "the experts of a layer are too large to address");
     }
-    a->base = huge_new(n_bytes);
-    if (!a->base) {
-        return error_set(err, ERR_NO_MEMORY, "cannot allocate %zu MiB for the experts of a layer",
-                         n_bytes >> 20);
+    a->base = passes ? NULL : huge_new(n_bytes);
+    if (!passes && !a->base) {
+        return no_memory(n_bytes, err);
     }
-    weights_view_experts(w, a);
-    for (size_t i = 0; i < 3 * a->n_experts; i++) {
-        is_placed[slot + i] = true;
+    w->n_arenas++;
+    return OK;
+}
+
+/* One piece of memory for all that pass. */
+static enum status passing_make(struct model_weights *w, struct error *err)
+{
+    size_t most = 0;
+
+    for (size_t i = 0; i < w->n_arenas; i++) {
+        most = w->arenas[i].passes ? size_max(most, arena_bytes(&w->arenas[i])) : most;
+    }
+    if (most == 0) {
+        return OK;
+    }
+    w->passing = huge_new(most);
+    if (!w->passing) {
+        return no_memory(most, err);
+    }
+    for (size_t i = 0; i < w->n_arenas; i++) {
+        w->arenas[i].base = w->arenas[i].passes ? w->passing : w->arenas[i].base;
     }
     return OK;
 }
 
-static enum status place_block(struct model_weights *w, bool *is_placed,
-                               const struct block_spec *block, const struct model_spec *spec,
-                               const struct binding *bound, struct error *err)
+static enum status place_block(struct model_weights *w, const struct block_spec *block,
+                               const struct model_spec *spec, const struct binding *bound,
+                               bool passes, struct error *err)
 {
     struct expert_shape shape;
 
     if (block->kind != BLOCK_MOE || !layer_shape(&shape, &block->u.moe, spec, bound)) {
         return OK;
     }
-    return arena_make(&w->arenas[w->n_arenas++], w, is_placed, &block->u.moe, &shape, err);
+    return arena_make(w, &block->u.moe, &shape, passes, err);
+}
+
+static bool layer_passes(const struct weights_target *to, size_t layer)
+{
+    return to->be->ops->begin && !to->all_stay && !(to->stays && to->stays[layer]);
 }
 
 enum status weights_place_experts(struct model_weights *w, bool *is_placed,
                                   const struct model_spec *spec, const struct binding *bound,
-                                  struct error *err)
+                                  const struct weights_target *to, struct error *err)
 {
     size_t most = spec->n_layers * SPEC_BRANCHES_MAX * SPEC_BLOCKS_MAX;
     enum status rc = OK;
@@ -122,8 +155,17 @@ enum status weights_place_experts(struct model_weights *w, bool *is_placed,
             const struct branch_spec *branch = &spec->layers[l].branches[b];
 
             for (size_t i = 0; rc == OK && i < branch->n_blocks; i++) {
-                rc = place_block(w, is_placed, &branch->blocks[i], spec, bound, err);
+                rc = place_block(w, &branch->blocks[i], spec, bound, layer_passes(to, l), err);
             }
+        }
+    }
+    rc = rc == OK ? passing_make(w, err) : rc;
+    for (size_t i = 0; rc == OK && i < w->n_arenas; i++) {
+        const struct expert_arena *a = &w->arenas[i];
+
+        weights_view_experts(w, a);
+        for (size_t j = 0; j < 3 * a->n_experts; j++) {
+            is_placed[(size_t)a->expert0 + j] = true;
         }
     }
     return rc;
@@ -134,6 +176,9 @@ void weights_release_experts(struct model_weights *w)
     for (size_t i = 0; i < w->n_arenas; i++) {
         struct expert_arena *a = &w->arenas[i];
 
+        if (a->passes) {
+            continue;
+        }
         if (a->stays && !a->is_pinned) {
             w->be->ops->host_free(w->be, a->base);
             continue;

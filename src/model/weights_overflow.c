@@ -6,6 +6,7 @@
  *       memory of others cannot be pinned. */
 #include "model/weights_overflow.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,6 +55,7 @@ static enum status layer_check(void *ctx, size_t layer, const struct moe_spec *m
     struct offload_shape *s = o->shape;
     const struct expert_arena *a = weights_arena_of(o->w, moe->expert0);
 
+    assert(!a || !a->passes);
     if (!a) {
         return error_set(err, ERR_UNSUPPORTED,
                          "layer %zu: its experts are not quantised, or not alike: such experts "

@@ -10,7 +10,8 @@
 #include "model/weights.h"
 #include "offload/offload.h"
 
-/* Marks the arenas of layers with may_overflow [spec->n_layers] (NULL: of all that have experts), and makes
+/* Marks the arenas of layers with may_overflow [spec->n_layers] (NULL: of all that have experts), which were
+ * loaded to stay (weights_target), and makes
  * their memory reachable for be: pinned where it is, or copied to memory of host_new. Fills *shape but for
  * its activations; n_layers is 0 when no layer overflows. shape->blocks is w's.
  * ERR_UNSUPPORTED: be cannot, or a layer's experts have no blocks or others than the layers before.

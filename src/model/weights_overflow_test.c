@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/dense_quant.h"
 #include "model/model_internal.h"
 #include "model/model_testing.h"
 #include "model/weights_upload.h"
@@ -14,14 +15,17 @@
 enum { LAYERS = 4 };
 
 static struct {
-    size_t n_buffers, n_pinned, n_host; /* held */
-    size_t pins_left, host_left;        /* until they fail */
-    size_t uploaded;                    /* bytes */
+    size_t n_buffers, n_pinned, n_host;        /* held */
+    size_t buffers_left, pins_left, host_left; /* until they fail */
 } device;
 
 static void *device_buffer_new(struct backend *be, size_t n_bytes)
 {
     (void)be;
+    if (device.buffers_left == 0) {
+        return NULL;
+    }
+    device.buffers_left--;
     device.n_buffers++;
     return calloc(1, n_bytes);
 }
@@ -37,15 +41,13 @@ static void device_upload(struct backend *be, void *dst, const void *host, size_
                           struct pool *pool)
 {
     (void)be;
-    assert_non_null(pool);
-    device.uploaded += n_bytes;
+    (void)pool;
     memcpy(dst, host, n_bytes);
 }
 
 static void device_write(struct backend *be, void *dst, const void *host, size_t n_bytes)
 {
     (void)be;
-    device.uploaded += n_bytes;
     memcpy(dst, host, n_bytes);
 }
 
@@ -123,15 +125,7 @@ static void open_fixture(struct test_model *t, const char *name, enum dense_quan
     fixture_path(dir, name, "");
     test_model_open(t, dir, &setup);
     memset(&device, 0, sizeof device);
-    device.pins_left = device.host_left = SIZE_MAX;
-}
-
-static void close_and_check(struct test_model *t)
-{
-    test_model_close(t);
-    assert_int_equal(device.n_buffers, 0);
-    assert_int_equal(device.n_pinned, 0);
-    assert_int_equal(device.n_host, 0);
+    device.buffers_left = device.pins_left = device.host_left = SIZE_MAX;
 }
 
 static void same_matrix(const struct weight *got, const struct weight *want)
@@ -150,25 +144,50 @@ static void same_matrix(const struct weight *got, const struct weight *want)
     free(b);
 }
 
-static void same_weights(const struct model *got, const struct model *want)
+static void same_weights(const struct model_weights *got, const struct model *want)
 {
     const struct model_spec *spec = &want->spec;
 
     for (size_t i = 0; i < spec->n_matrices; i++) {
-        same_matrix(&got->weights.matrices[i], &want->weights.matrices[i]);
+        same_matrix(&got->matrices[i], &want->weights.matrices[i]);
     }
     for (size_t i = 0; i < spec->n_vectors; i++) {
         const struct spec_vector *v = &spec->vectors[i];
         size_t n = v->form == VECTOR_CONV ? v->n * v->taps : v->n;
 
-        assert_memory_equal(got->weights.vectors[i], want->weights.vectors[i], n * sizeof(float));
+        assert_memory_equal(got->vectors[i], want->weights.vectors[i], n * sizeof(float));
     }
 }
 
-static enum status upload(struct test_model *t, struct error *err)
+/* The weights of t's checkpoint for the stand-in. */
+static void load(struct model_weights *w, const struct test_model *t, const bool *stays)
 {
-    return weights_upload(&t->m->weights, &t->m->spec, &stand_in, cpu_backend_pool(t->cpu), NULL,
-                          err);
+    const struct weights_target to = {.be = &stand_in, .stays = stays};
+    struct error err = {0};
+
+    if (weights_load(w, &t->m->spec, t->ck, &to, cpu_backend_pool(t->cpu), NULL, NULL, &err) !=
+        OK) {
+        fail_msg("%s", err.text);
+    }
+    assert_null(w->passing);
+}
+
+static void upload(struct model_weights *w, const struct test_model *t)
+{
+    struct error err = {0};
+
+    assert_int_equal(
+        weights_upload(w, &t->m->spec, &stand_in, cpu_backend_pool(t->cpu), NULL, &err), OK);
+    same_weights(w, t->m);
+    assert_null(w->block);
+    assert_null(w->int8_block);
+}
+
+static void nothing_is_held(void)
+{
+    assert_int_equal(device.n_buffers, 0);
+    assert_int_equal(device.n_pinned, 0);
+    assert_int_equal(device.n_host, 0);
 }
 
 /* Repacked, regrouped, mapped and int8 matrices; a head that is its embedding. */
@@ -177,20 +196,24 @@ static void everything_moves(void **state)
     (void)state;
     for (size_t i = 0; i < 2 * N_FIXTURES; i++) {
         enum dense_quant quant = i % 2 ? DENSE_QUANT_INT8 : DENSE_QUANT_NONE;
-        struct test_model want, got;
+        struct model_weights got;
+        struct test_model want;
         struct error err = {0};
 
         open_fixture(&want, fixture_names[i / 2], quant);
-        open_fixture(&got, fixture_names[i / 2], quant);
-        assert_int_equal(upload(&got, &err), OK);
-        same_weights(got.m, want.m);
-        assert_null(got.m->weights.block);
-        assert_null(got.m->weights.int8_block);
-        for (size_t a = 0; a < got.m->weights.n_arenas; a++) {
-            assert_null(got.m->weights.arenas[a].base);
+        load(&got, &want, NULL);
+        assert_int_equal(device.n_buffers, got.n_arenas);
+        if (quant == DENSE_QUANT_INT8) {
+            assert_int_equal(
+                dense_quantise(&got, &want.m->spec, cpu_backend_pool(want.cpu), NULL, &err), OK);
         }
-        close_and_check(&got);
+        upload(&got, &want);
+        for (size_t a = 0; a < got.n_arenas; a++) {
+            assert_null(got.arenas[a].base);
+        }
+        weights_release(&got);
         test_model_close(&want);
+        nothing_is_held();
     }
 }
 
@@ -198,38 +221,36 @@ static void everything_moves(void **state)
 static void overflow_case(size_t pins)
 {
     const bool may[LAYERS] = {false, true, false, true};
-    struct test_model want, got;
     struct offload_shape shape;
+    struct model_weights w;
+    struct test_model want;
     struct error err = {0};
-    const struct model_weights *w;
 
     open_fixture(&want, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
-    open_fixture(&got, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
     device.pins_left = pins;
-    w = &got.m->weights;
-    assert_int_equal(
-        weights_overflow(&shape, &got.m->weights, &got.m->spec, may, &stand_in, NULL, &err), OK);
+    load(&w, &want, may);
+    assert_int_equal(weights_overflow(&shape, &w, &want.m->spec, may, &stand_in, NULL, &err), OK);
     assert_int_equal(device.n_pinned, pins);
     assert_int_equal(device.n_host, 2 - pins);
     assert_int_equal(shape.n_layers, 2);
-    assert_int_equal(shape.n_experts, w->arenas[1].n_experts);
-    assert_int_equal(shape.hidden, got.m->spec.hidden);
-    assert_int_equal(shape.block.n_bytes, w->arenas[1].block.n_bytes);
-    assert_int_equal(upload(&got, &err), OK);
-    same_weights(got.m, want.m);
+    assert_int_equal(shape.n_experts, w.arenas[1].n_experts);
+    assert_int_equal(shape.hidden, want.m->spec.hidden);
+    assert_int_equal(shape.block.n_bytes, w.arenas[1].block.n_bytes);
+    upload(&w, &want);
     for (size_t l = 0; l < LAYERS; l++) {
-        const struct expert_arena *a = &w->arenas[l];
+        const struct expert_arena *a = &w.arenas[l];
 
         assert_true(a->stays == may[l]);
         assert_true((a->base != NULL) == may[l]);
         if (may[l]) {
             assert_int_equal(a->home_layer, l / 2);
             assert_ptr_equal(shape.blocks[l / 2], a->base);
-            assert_ptr_equal(w->matrices[a->expert0].data, a->base);
+            assert_ptr_equal(w.matrices[a->expert0].data, a->base);
         }
     }
-    close_and_check(&got);
+    weights_release(&w);
     test_model_close(&want);
+    nothing_is_held();
 }
 
 static void some_layers_stay(void **state)
@@ -238,6 +259,32 @@ static void some_layers_stay(void **state)
     overflow_case(2);
     overflow_case(1);
     overflow_case(0);
+}
+
+/* The device's memory ends with each allocation in turn. */
+static void no_device_memory(void **state)
+{
+    const struct weights_target to = {.be = &stand_in};
+    struct test_model t;
+    size_t n_failed = 0;
+
+    (void)state;
+    open_fixture(&t, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
+    for (enum status rc = ERR_NO_MEMORY; rc != OK; n_failed++) {
+        struct error err = {0};
+        struct model_weights w;
+
+        device.buffers_left = n_failed;
+        rc = weights_load(&w, &t.m->spec, t.ck, &to, NULL, NULL, NULL, &err);
+        if (rc == OK) {
+            rc = weights_upload(&w, &t.m->spec, &stand_in, NULL, NULL, &err);
+        }
+        assert_true(rc == OK || (rc == ERR_NO_MEMORY && strstr(err.text, "device memory")));
+        weights_release(&w);
+        nothing_is_held();
+    }
+    assert_int_equal(n_failed, LAYERS + 2 + 1); /* arenas, the block, what is mapped; none */
+    test_model_close(&t);
 }
 
 static void expect_refusal(struct test_model *t, struct backend *be, enum status code,
@@ -273,11 +320,13 @@ static void refusals(void **state)
     device.pins_left = 1;
     device.host_left = 2;
     expect_refusal(&t, &stand_in, ERR_NO_MEMORY, "could be pinned in host memory, to layer 3");
-    close_and_check(&t);
+    test_model_close(&t);
+    nothing_is_held();
 
     open_fixture(&t, "tiny-qwen3_5-moe", DENSE_QUANT_NONE);
     expect_refusal(&t, &stand_in, ERR_UNSUPPORTED, "layer 0: its experts are not quantised");
-    close_and_check(&t);
+    test_model_close(&t);
+    nothing_is_held();
 }
 
 int main(void)
@@ -285,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_moves),
         cmocka_unit_test(some_layers_stay),
+        cmocka_unit_test(no_device_memory),
         cmocka_unit_test(refusals),
     };
 

@@ -1,10 +1,9 @@
 /* weights_upload.c - see weights_upload.h.
  *
- * Idea: loading leaves the weights in a few large pieces (the rewritten block, the int8 block, an arena
- *       per layer of experts) and in mapped files. Each piece becomes one buffer of the device; a pointer
- *       into a piece becomes the same place in its buffer. Mapped matrices share one more buffer, each
- *       on a border of its own, since files align as they like. An arena that stays is a piece that is
- *       where it was. */
+ * Idea: loading leaves the weights in two large pieces (the rewritten block, the int8 block), in mapped
+ *       files, and in arenas of experts, which are where they shall be. Each piece becomes one buffer of
+ *       the device; a pointer into a piece becomes the same place in its buffer. Mapped matrices share
+ *       one more buffer, each on a border of its own, since files align as they like. */
 #include "model/weights_upload.h"
 
 #include <stdlib.h>
@@ -13,12 +12,10 @@
 
 enum {
     SLICE_BYTES = 64 << 20, /* between two looks at the progress line */
-    MAPPED_ALIGN = 256,
-    /* Places in the list of pieces; arenas follow. */
-    PIECE_BLOCK = 0,
-    PIECE_INT8,
-    PIECE_ARENAS
+    MAPPED_ALIGN = 256
 };
+
+enum { PIECE_BLOCK, PIECE_INT8, PIECES };
 
 static const size_t NOT_MAPPED = SIZE_MAX;
 
@@ -33,8 +30,7 @@ struct uploader {
     struct backend *be;
     struct pool *pool;
     struct progress *progress;
-    struct piece *pieces;
-    size_t n_pieces;
+    struct piece pieces[PIECES];
     size_t *mapped_at; /* [n_matrices] in the buffer of mapped matrices, or NOT_MAPPED */
     size_t mapped_bytes;
     uint8_t *mapped;
@@ -43,7 +39,7 @@ struct uploader {
 
 static const struct piece *piece_of(const struct uploader *u, const void *at)
 {
-    for (size_t i = 0; i < u->n_pieces; i++) {
+    for (size_t i = 0; i < PIECES; i++) {
         const struct piece *p = &u->pieces[i];
 
         if ((uintptr_t)at - (uintptr_t)p->host < p->n_bytes) {
@@ -53,12 +49,12 @@ static const struct piece *piece_of(const struct uploader *u, const void *at)
     return NULL;
 }
 
-/* The device's place of a host address; NULL of NULL. */
-static void *translate(const struct uploader *u, const void *at)
+/* The device's place of a host address; what is in no piece is in an arena, and right. */
+static const void *translate(const struct uploader *u, const void *at)
 {
     const struct piece *p = at ? piece_of(u, at) : NULL;
 
-    return p ? p->device + ((const uint8_t *)at - p->host) : NULL;
+    return p ? p->device + ((const uint8_t *)at - p->host) : at;
 }
 
 /* ---- what is where ---- */
@@ -67,17 +63,10 @@ static void pieces_find(struct uploader *u)
 {
     struct model_weights *w = u->w;
 
-    u->n_pieces = PIECE_ARENAS + w->n_arenas;
     u->pieces[PIECE_BLOCK] = (struct piece){w->block, NULL, w->block ? w->block_bytes : 0};
     u->pieces[PIECE_INT8] = (struct piece){w->int8_block, NULL, w->int8_block ? w->int8_bytes : 0};
-    for (size_t i = 0; i < w->n_arenas; i++) {
-        const struct expert_arena *a = &w->arenas[i];
-
-        u->pieces[PIECE_ARENAS + i] =
-            (struct piece){a->base, a->stays ? a->base : NULL, a->block.n_bytes * a->n_experts};
-    }
-    for (size_t i = 0; i < u->n_pieces; i++) {
-        u->total += u->pieces[i].device ? 0 : u->pieces[i].n_bytes;
+    for (size_t i = 0; i < PIECES; i++) {
+        u->total += u->pieces[i].n_bytes;
     }
 }
 
@@ -104,30 +93,24 @@ static void mapped_find(struct uploader *u)
 
 static enum status buffer_make(struct uploader *u, uint8_t **out, size_t n_bytes, struct error *err)
 {
-    *out = u->be->ops->buffer_new(u->be, n_bytes);
+    *out = weights_device_buffer(u->w, u->be, n_bytes);
     if (!*out) {
         return error_set(
             err, ERR_NO_MEMORY,
             "cannot allocate %zu MiB of device memory for weights, after %zu of %zu MiB",
             n_bytes >> 20, u->done >> 20, u->total >> 20);
     }
-    u->w->device_buffers[u->w->n_device_buffers++] = *out;
     return OK;
 }
 
 static void write_slices(struct uploader *u, uint8_t *device, const void *host, size_t n_bytes)
 {
-    const struct backend_ops *ops = u->be->ops;
     const uint8_t *src = host;
 
     for (size_t at = 0; at < n_bytes; at += SLICE_BYTES) {
         size_t n = size_min(SLICE_BYTES, n_bytes - at);
 
-        if (ops->upload) {
-            ops->upload(u->be, device + at, src + at, n, u->pool);
-        } else {
-            ops->write(u->be, device + at, src + at, n);
-        }
+        weights_device_write(u->be, device + at, src + at, n, u->pool);
         u->done += n;
         progress_update(u->progress, u->done);
     }
@@ -139,10 +122,8 @@ static void piece_forget(struct uploader *u, size_t i)
     free(u->pieces[i].host);
     if (i == PIECE_BLOCK) {
         u->w->block = NULL;
-    } else if (i == PIECE_INT8) {
-        u->w->int8_block = NULL;
     } else {
-        u->w->arenas[i - PIECE_ARENAS].base = NULL; /* its blocks are found through the matrices */
+        u->w->int8_block = NULL;
     }
 }
 
@@ -150,10 +131,10 @@ static enum status pieces_move(struct uploader *u, struct error *err)
 {
     enum status rc = OK;
 
-    for (size_t i = 0; rc == OK && i < u->n_pieces; i++) {
+    for (size_t i = 0; rc == OK && i < PIECES; i++) {
         struct piece *p = &u->pieces[i];
 
-        if (p->n_bytes == 0 || p->device) {
+        if (p->n_bytes == 0) {
             continue;
         }
         rc = buffer_make(u, &p->device, p->n_bytes, err);
@@ -214,11 +195,8 @@ enum status weights_upload(struct model_weights *w, const struct model_spec *spe
     if (!be->ops->begin) {
         return OK; /* it reads host memory */
     }
-    w->be = be;
-    w->device_buffers = calloc(PIECE_ARENAS + w->n_arenas + 1, sizeof *w->device_buffers);
-    u.pieces = calloc(PIECE_ARENAS + w->n_arenas, sizeof *u.pieces);
     u.mapped_at = calloc(spec->n_matrices + 1, sizeof *u.mapped_at);
-    if (!w->device_buffers || !u.pieces || !u.mapped_at) {
+    if (!u.mapped_at) {
         rc = error_set(err, ERR_NO_MEMORY, "cannot allocate the table of uploads");
     }
     if (rc == OK) {
@@ -232,7 +210,6 @@ enum status weights_upload(struct model_weights *w, const struct model_spec *spe
     if (rc == OK) {
         pointers_turn(&u);
     }
-    free(u.pieces);
     free(u.mapped_at);
     return rc;
 }
