@@ -10,10 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cuda/cuda_experts.h"
 #include "backend/cuda/cuda_private.h"
+#include "backend/cuda/cuda_stream.h"
 #include "base/size.h"
 
-enum { ALIGN = 256, LINE = 64, ID_MAX = INT16_MAX };
+enum {
+    ALIGN = 256,
+    LINE = 64,
+    ID_MAX = INT16_MAX,
+    FETCH_BYTES = OFFLOAD_FETCH_THREADS * OFFLOAD_FETCH_HELD * 16, /* of a block at a time */
+};
 /* Longer than any CPU computes a layer's experts of eight rows. */
 #define WAIT_NS ((uint64_t)10 * 1000 * 1000 * 1000)
 
@@ -36,6 +43,7 @@ void cuda_offload_close(struct cuda_backend *be)
     struct cuda_offload *o = &be->own->offload;
 
     if (o->home) {
+        cuda_stream_close(be);
         o->home->mail = NULL;
     }
     if (o->slots) {
@@ -122,20 +130,6 @@ static void pool_fill(struct cuda_offload *o, const struct cut *c)
     o->posted = (int32_t *)(void *)(tables + c->posted);
 }
 
-static struct experts_matrix matrix_of(const struct weight *w)
-{
-    return (struct experts_matrix){
-        .data = w->data,
-        .scales = w->scales,
-        .zeros = w->zeros,
-        .perm = w->perm,
-        .kind = (int32_t)w->kind,
-        .dtype = (int32_t)w->dtype,
-        .group = (int32_t)w->group,
-        .n_groups = (int32_t)weight_n_groups(w),
-    };
-}
-
 /* All experts are on the host. */
 static void matrices_fill(struct experts_matrix *m, const struct expert_home *home)
 {
@@ -144,9 +138,9 @@ static void matrices_fill(struct experts_matrix *m, const struct expert_home *ho
             struct expert_weights w =
                 expert_block_view(&home->block, home->blocks[l] + e * home->block.n_bytes);
 
-            m[EXPERTS_GATE] = matrix_of(&w.gate);
-            m[EXPERTS_UP] = matrix_of(&w.up);
-            m[EXPERTS_DOWN] = matrix_of(&w.down);
+            m[EXPERTS_GATE] = cuda_experts_matrix(&w.gate);
+            m[EXPERTS_UP] = cuda_experts_matrix(&w.up);
+            m[EXPERTS_DOWN] = cuda_experts_matrix(&w.down);
             m += EXPERTS_MATRICES;
         }
     }
@@ -245,6 +239,7 @@ enum status cuda_offload_open(struct cuda_backend *be, struct expert_home *home,
     }
     rc = rc == OK ? tables_new(be, err) : rc;
     rc = rc == OK ? mail_new(be, err) : rc;
+    rc = rc == OK ? cuda_stream_open(be, home, err) : rc;
     rc = rc == OK ? cuda_wait(be, err) : rc;
     if (rc != OK) {
         cuda_offload_close(be);
@@ -489,7 +484,11 @@ enum status cuda_offload_fetch(struct cuda_backend *be, struct error *err)
 {
     const struct cuda_offload *o = &be->own->offload;
     struct offload_fetch_args args = {.list = o->list, .block_bytes = o->pool.block_bytes};
-    struct cuda_grid grid = {.x = OFFLOAD_FETCH_BLOCKS, .threads = OFFLOAD_FETCH_THREADS};
+    struct cuda_grid grid = {
+        .x = (unsigned)size_min(OFFLOAD_FETCH_BLOCKS,
+                                (o->pool.block_bytes + FETCH_BYTES - 1) / FETCH_BYTES),
+        .threads = OFFLOAD_FETCH_THREADS,
+    };
 
     return o->home->n_slots > 0 ? cuda_launch(be, &offload_family, FETCH, grid, &args, err) : OK;
 }

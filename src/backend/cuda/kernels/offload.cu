@@ -13,8 +13,6 @@ KERNEL(experts_resolve, offload_args, OFFLOAD_THREADS, 1)
     resolve(&shared, &a, a.idx, a.prob);
 }
 
-enum { FETCH_HELD = 4 }; /* loads that a thread has on their way */
-
 /* Expert after expert, so that the first is there early; all blocks on each. */
 KERNEL(experts_fetch, offload_fetch_args, OFFLOAD_FETCH_THREADS, 2)
 {
@@ -29,17 +27,17 @@ KERNEL(experts_fetch, offload_fetch_args, OFFLOAD_FETCH_THREADS, 2)
         uint8_t *to = a.list->item[i].to;
 
         for (size_t at = (size_t)blockIdx.x * OFFLOAD_FETCH_THREADS + threadIdx.x; at < n_units;
-             at += FETCH_HELD * stride) {
-            uint4 v[FETCH_HELD];
+             at += OFFLOAD_FETCH_HELD * stride) {
+            uint4 v[OFFLOAD_FETCH_HELD];
 
             UNROLL
-            for (int j = 0; j < FETCH_HELD; j++) {
+            for (int j = 0; j < OFFLOAD_FETCH_HELD; j++) {
                 if (at + (size_t)j * stride < n_units) {
                     v[j] = stream16(from + (at + (size_t)j * stride) * 16);
                 }
             }
             UNROLL
-            for (int j = 0; j < FETCH_HELD; j++) {
+            for (int j = 0; j < OFFLOAD_FETCH_HELD; j++) {
                 if (at + (size_t)j * stride < n_units) {
                     *(uint4 *)(to + (at + (size_t)j * stride) * 16) = v[j];
                 }

@@ -15,6 +15,7 @@ enum {
     OFFLOAD_THREADS = 256,     /* of a block that resolves */
     OFFLOAD_FETCH_BLOCKS = 64, /* what a card may have more in flight than its link can carry */
     OFFLOAD_FETCH_THREADS = 256,
+    OFFLOAD_FETCH_HELD = 4, /* loads of 16 bytes that a thread has on their way */
     OFFLOAD_JOIN_THREADS = 256,
     OFFLOAD_NOT_LATE = 0x7fffffff,
 };
@@ -74,7 +75,7 @@ struct offload_args {
     float *mail_x;
 };
 
-/* OFFLOAD_FETCH_BLOCKS blocks. */
+/* Up to OFFLOAD_FETCH_BLOCKS blocks. */
 struct offload_fetch_args {
     const struct offload_list *list;
     uint64_t block_bytes;

@@ -1,0 +1,825 @@
+/* cuda_offload_test.c - small steps of experts that overflow, against the same steps with all experts on the
+ * card: a home of a few slots, a thread that answers the mail as offload/ does, and a plain model of what
+ * the card should do with its orders.
+ *
+ * Layers: a few tails of a layer (norm to check), which a card runs fused where it can. Fetched or read in
+ *         place, experts give the same bits as resident ones; what the CPU computes is within rounding. */
+#include <pthread.h>
+#include <sched.h>
+
+#include "backend/cuda/cuda_private.h"
+#include "backend/cuda/cuda_testing.h"
+#include "backend/cuda/emulator/emulator.h"
+#include "backend/expert_block.h"
+#include "backend/expert_home.h"
+
+enum { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, TAIL };
+enum {
+    LAYERS = 2,
+    N_EXPERTS = 16,
+    TOP_K = 4,
+    HIDDEN = 256,
+    WIDTH = 128,
+    ROWS_MAX = 16,
+    SLOTS_MAX = LAYERS * N_EXPERTS,
+    STAGING = 4,
+    BUFFERS_MAX = 128,
+};
+
+enum weights_kind { SYMMETRIC, ZEROS, PERMS };
+static const char *const kind_names[] = {"symmetric", "zeros", "act-order"};
+
+struct setup {
+    enum dtype round;
+    enum weights_kind kind;
+    bool no_graphs, no_fusions;
+    size_t n_slots;
+    bool has_cpu;
+    /* Of m misses fetch m * fetch_of / 4; victims of a step at the most. */
+    size_t fetch_of, victims_max;
+};
+
+/* What a step should do, or did. */
+struct account {
+    size_t n_insertions, n_hits, n_fetched, n_cpu, n_in_place, n_victims_used;
+    struct expert_insertion insertions[EXPERT_HOME_VICTIMS];
+};
+
+struct card { /* a backend with the plan; experts are resident or have a home */
+    struct backend *be;
+    void *buffers[BUFFERS_MAX];
+    size_t n_buffers;
+    float *x, *prob;
+    int32_t *idx[LAYERS];
+    struct expert_weights experts[LAYERS][N_EXPERTS];
+    struct op ops[LAYERS * TAIL];
+};
+
+struct world {
+    struct setup is;
+    uint64_t seed;
+    struct card resident, small;
+    struct expert_block block;
+    uint8_t *blocks[LAYERS]; /* pinned by `small` */
+    struct expert_home home;
+
+    /* The model of the slots. */
+    int32_t slot_of[LAYERS][N_EXPERTS];
+    struct expert_insertion owner[SLOTS_MAX]; /* slot: when it was used last */
+    int32_t clock;
+    struct expert_orders orders; /* as given */
+    uint32_t ticket;
+    size_t n_reports, n_streamed;
+    struct account did;
+    int32_t chosen[LAYERS * EXPERT_HOME_PAIRS]; /* as reported */
+    size_t chosen_rows;
+    size_t n_asked; /* of the CPU, since the start */
+
+    /* The thread that answers. */
+    struct backend *cpu;
+    struct op cpu_ops[LAYERS];
+    struct expert_weights cpu_experts[LAYERS][N_EXPERTS];
+    pthread_t thread;
+    bool has_thread;
+    uint32_t open_ticket; /* atomic: 0: none */
+    int stop;             /* atomic */
+};
+
+/* ---- weights ---- */
+
+static void matrix_fill(struct world *w, uint8_t *base, enum expert_part part, size_t n_out,
+                        size_t n_in)
+{
+    size_t groups = n_in / 128, n = n_out * groups;
+    uint8_t *values = base + w->block.part[part].values;
+    float size = 1 / (4 * sqrtf((float)n_in));
+
+    for (size_t i = 0; i < n_out * n_in / 2; i++) {
+        values[i] = (uint8_t)(test_next(&w->seed) >> 40);
+    }
+    for (size_t i = 0; i < n; i++) {
+        dtype_store(w->block.shape.scales, base + w->block.part[part].scales, i,
+                    size * (1.5f + test_float(&w->seed)));
+    }
+    for (size_t i = 0; i < n && w->block.shape.has_zeros; i++) {
+        base[w->block.part[part].zeros + i] = (uint8_t)(5 + (test_next(&w->seed) >> 40) % 7);
+    }
+    if (w->block.shape.has_perms) {
+        int32_t *perm = (int32_t *)(void *)(base + w->block.part[part].perm);
+
+        for (size_t i = 0; i < n_in; i++) {
+            size_t j = (size_t)(test_next(&w->seed) >> 33) % (i + 1);
+
+            perm[i] = perm[j];
+            perm[j] = (int32_t)i;
+        }
+    }
+}
+
+static void blocks_make(struct world *w)
+{
+    struct expert_shape shape = {.hidden = HIDDEN,
+                                 .width = WIDTH,
+                                 .kind = WEIGHT_INT4,
+                                 .scales = w->is.kind == ZEROS ? DTYPE_F16 : DTYPE_BF16,
+                                 .group = 128,
+                                 .down_group = 128,
+                                 .has_zeros = w->is.kind == ZEROS,
+                                 .has_perms = w->is.kind == PERMS};
+
+    assert_true(expert_block_init(&w->block, &shape));
+    for (size_t l = 0; l < LAYERS; l++) {
+        w->blocks[l] = w->small.be->ops->host_new(w->small.be, N_EXPERTS * w->block.n_bytes);
+        assert_non_null(w->blocks[l]);
+        for (size_t e = 0; e < N_EXPERTS; e++) {
+            uint8_t *base = w->blocks[l] + e * w->block.n_bytes;
+
+            matrix_fill(w, base, EXPERT_GATE, WIDTH, HIDDEN);
+            matrix_fill(w, base, EXPERT_UP, WIDTH, HIDDEN);
+            matrix_fill(w, base, EXPERT_DOWN, HIDDEN, WIDTH);
+            w->cpu_experts[l][e] = w->small.experts[l][e] = expert_block_view(&w->block, base);
+        }
+    }
+}
+
+static void *on_card(struct card *c, const void *host, size_t n_bytes)
+{
+    void *data = c->be->ops->buffer_new(c->be, n_bytes);
+
+    assert_non_null(data);
+    assert_true(c->n_buffers < BUFFERS_MAX);
+    c->buffers[c->n_buffers++] = data;
+    if (host) {
+        c->be->ops->write(c->be, data, host, n_bytes);
+    }
+    return data;
+}
+
+/* Random floats on the card, the same for both as the seed is. */
+static void *floats(struct card *c, size_t n, float size, float from, uint64_t *seed)
+{
+    float *host = test_floats(n, size, seed);
+    void *data;
+
+    for (size_t i = 0; i < n; i++) {
+        host[i] += from;
+    }
+    data = on_card(c, host, n * sizeof *host);
+    free(host);
+    return data;
+}
+
+static struct weight dense(struct card *c, size_t n_out, size_t n_in, float size, uint64_t *seed)
+{
+    return (struct weight){.kind = WEIGHT_DENSE,
+                           .dtype = DTYPE_F32,
+                           .n_out = n_out,
+                           .n_in = n_in,
+                           .data = floats(c, n_out * n_in, size / sqrtf((float)n_in), 0, seed)};
+}
+
+/* ---- plan ---- */
+
+static struct operand buffer(struct card *c, size_t cols, enum dtype round)
+{
+    return test_operand(on_card(c, NULL, ROWS_MAX * cols * sizeof(float)), cols, round);
+}
+
+static void tail_make(struct card *c, struct world *w, size_t l, struct operand x,
+                      struct operand prob, uint64_t *seed)
+{
+    enum dtype round = w->is.round;
+    struct operand u = buffer(c, HIDDEN, round), gate = buffer(c, WIDTH, round);
+    struct operand up = buffer(c, WIDTH, round), mid = buffer(c, WIDTH, round);
+    struct operand shared = buffer(c, HIDDEN, DTYPE_F32), share = buffer(c, 1, DTYPE_F32);
+    struct operand routed = buffer(c, HIDDEN, DTYPE_F32);
+    struct operand idx = {.dtype = DTYPE_I32, .round = DTYPE_I32, .cols = TOP_K};
+    struct op *ops = &c->ops[l * TAIL];
+
+    c->idx[l] = idx.data = on_card(c, NULL, ROWS_MAX * TOP_K * sizeof(int32_t));
+    ops[NORM] =
+        (struct op){.kind = OP_NORM, .u.norm = {x, u, floats(c, HIDDEN, 0.5f, 1, seed), 1e-6f}};
+    ops[ROUTE] = (struct op){
+        .kind = OP_ROUTE,
+        .u.route = {u, dense(c, N_EXPERTS, HIDDEN, 4, seed), idx, prob, N_EXPERTS, TOP_K, true}};
+    ops[SHARED_IN] = (struct op){.kind = OP_LINEAR,
+                                 .u.linear = {.in = u,
+                                              .n_parts = 3,
+                                              .part = {{dense(c, WIDTH, HIDDEN, 2, seed), gate, 0},
+                                                       {dense(c, WIDTH, HIDDEN, 2, seed), up, 0},
+                                                       {dense(c, 1, HIDDEN, 2, seed), share, 0}}}};
+    ops[SWIGLU] = (struct op){.kind = OP_SWIGLU, .u.swiglu = {gate, up, mid}};
+    ops[SHARED_DOWN] = (struct op){
+        .kind = OP_LINEAR,
+        .u.linear = {
+            .in = mid, .n_parts = 1, .part = {{dense(c, HIDDEN, WIDTH, 2, seed), shared, 0}}}};
+    ops[EXPERTS] = (struct op){.kind = OP_EXPERTS,
+                               .u.experts = {.in = u,
+                                             .idx = idx,
+                                             .prob = prob,
+                                             .out = routed,
+                                             .experts = c->experts[l],
+                                             .n_experts = N_EXPERTS,
+                                             .top_k = TOP_K,
+                                             .width = WIDTH,
+                                             .home = c == &w->small ? &w->home : NULL,
+                                             .home_layer = l}};
+    ops[ADD] = (struct op){.kind = OP_ADD_SHARED, .u.add_shared = {x, routed, shared, share}};
+    ops[CHECK] = (struct op){.kind = OP_CHECK, .u.check = {x}};
+    for (size_t i = 0; i < TAIL; i++) {
+        ops[i].layer = (int16_t)l;
+        ops[i].name = "tail";
+    }
+}
+
+static void plan_make(struct card *c, struct world *w)
+{
+    struct operand x = buffer(c, HIDDEN, DTYPE_F32), prob = buffer(c, TOP_K, DTYPE_F32);
+    uint64_t seed = 77; /* both cards have the same weights */
+    struct error err;
+
+    c->x = x.data;
+    c->prob = prob.data;
+    for (size_t l = 0; l < LAYERS; l++) {
+        tail_make(c, w, l, x, prob, &seed);
+    }
+    for (size_t i = 0; i < LAYERS * TAIL; i++) {
+        if (c->be->ops->check(c->be, &c->ops[i], &err) != OK) {
+            fail_msg("%s", err.text);
+        }
+    }
+    if (c->be->ops->prepare(c->be, c->ops, LAYERS * TAIL, ROWS_MAX, 1024, &err) != OK) {
+        fail_msg("%s", err.text);
+    }
+}
+
+static void card_open(struct card *c, const struct setup *is)
+{
+    struct cuda_backend_options o = {.no_graphs = is->no_graphs, .no_fusions = is->no_fusions};
+    struct error err;
+    char why[256];
+
+    o.driver = cuda_is_there(why, sizeof why) ? NULL : cuda_emulator_driver();
+    if (cuda_backend_new(&c->be, &o, &err) != OK) {
+        fail_msg("%s", err.text);
+    }
+}
+
+static void card_close(struct card *c)
+{
+    for (size_t i = 0; i < c->n_buffers; i++) {
+        c->be->ops->buffer_free(c->be, c->buffers[i]);
+    }
+    c->be->ops->free(c->be);
+}
+
+/* ---- the model of what the card does ---- */
+
+static bool is_chosen(const int32_t *idx, size_t n, int32_t expert)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (idx[i] == expert) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The slots that were used least lately come first. */
+static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
+{
+    struct world *w = ctx;
+    bool taken[SLOTS_MAX] = {false};
+
+    (void)n_rows;
+    orders->ticket = ++w->ticket;
+    for (size_t m = 0; m <= EXPERT_HOME_PAIRS; m++) {
+        orders->n_fetch[m] = (uint8_t)(m * w->is.fetch_of / 4);
+    }
+    while ((size_t)orders->n_victims < w->is.victims_max &&
+           (size_t)orders->n_victims < w->is.n_slots) {
+        size_t best = SLOTS_MAX;
+
+        for (size_t s = 0; s < w->is.n_slots; s++) {
+            if (!taken[s] && (best == SLOTS_MAX || w->owner[s].slot < w->owner[best].slot)) {
+                best = s;
+            }
+        }
+        taken[best] = true;
+        orders->victim[orders->n_victims++] = (int32_t)best;
+    }
+    w->orders = *orders;
+    __atomic_store_n(&w->open_ticket, orders->ticket, __ATOMIC_RELEASE);
+}
+
+static void expect_layer(struct world *w, struct account *a, size_t l, const int32_t *idx, size_t n)
+{
+    size_t n_missing = 0, n_wanted, n_got = 0;
+    int32_t missing[EXPERT_HOME_PAIRS];
+
+    w->clock++;
+    for (size_t i = 0; i < n; i++) {
+        int32_t slot = w->slot_of[l][idx[i]];
+
+        if (is_chosen(idx, i, idx[i])) {
+            continue;
+        }
+        a->n_hits += slot >= 0;
+        if (slot >= 0) {
+            w->owner[slot].slot = w->clock;
+        } else {
+            missing[n_missing++] = idx[i];
+        }
+    }
+    n_wanted = w->orders.n_fetch[n_missing];
+    while (n_got < n_wanted && a->n_victims_used < (size_t)w->orders.n_victims) {
+        int32_t slot = w->orders.victim[a->n_victims_used++];
+        struct expert_insertion *o = &w->owner[slot];
+
+        if (o->layer == (int16_t)l && is_chosen(idx, n, o->expert)) {
+            continue;
+        }
+        if (o->layer >= 0) {
+            w->slot_of[o->layer][o->expert] = -1;
+        }
+        *o = (struct expert_insertion){(int16_t)l, (int16_t)missing[n_got], w->clock};
+        w->slot_of[l][missing[n_got]] = slot;
+        a->insertions[a->n_insertions++] =
+            (struct expert_insertion){(int16_t)l, (int16_t)missing[n_got++], slot};
+    }
+    a->n_fetched += n_got;
+    *(w->is.has_cpu ? &a->n_cpu : &a->n_in_place) += n_missing - n_got;
+}
+
+static void step_end(void *ctx, const struct expert_report *r)
+{
+    struct world *w = ctx;
+    struct account want = {0};
+    size_t n = r->n_rows * TOP_K;
+
+    assert_int_equal(r->ticket, w->ticket);
+    __atomic_store_n(&w->open_ticket, 0, __ATOMIC_RELEASE);
+    w->chosen_rows = r->n_rows;
+    memcpy(w->chosen, r->idx, LAYERS * n * sizeof *r->idx);
+    for (size_t l = 0; l < LAYERS; l++) {
+        expect_layer(w, &want, l, r->idx + l * n, n);
+    }
+    assert_int_equal(r->n_hits, want.n_hits);
+    assert_int_equal(r->n_fetched, want.n_fetched);
+    assert_int_equal(r->n_cpu, want.n_cpu);
+    assert_int_equal(r->n_in_place, want.n_in_place);
+    assert_int_equal(r->n_victims_used, want.n_victims_used);
+    assert_int_equal(r->n_insertions, want.n_insertions);
+    assert_memory_equal(r->insertions, want.insertions,
+                        want.n_insertions * sizeof *want.insertions);
+    w->did = want;
+    w->n_asked += want.n_cpu;
+    w->n_reports++;
+}
+
+static int32_t slot_of(void *ctx, size_t layer, size_t expert)
+{
+    return ((struct world *)ctx)->slot_of[layer][expert];
+}
+
+static void streamed(void *ctx, size_t layer, size_t n_rows, const int32_t *idx, size_t n)
+{
+    (void)layer;
+    (void)n_rows;
+    (void)idx;
+    ((struct world *)ctx)->n_streamed += n;
+}
+
+static const struct expert_home_ops home_ops = {step_begin, step_end, slot_of, streamed};
+
+/* ---- the thread that answers the mail ---- */
+
+static void answer(struct world *w, size_t l, uint32_t ticket)
+{
+    struct expert_mail *m = &w->home.mail[l];
+    struct op *op = &w->cpu_ops[l];
+    size_t n = (size_t)m->n_rows;
+
+    if (n > 0) {
+        struct step step = {.n_rows = n};
+
+        op->u.experts.in.data = m->x;
+        op->u.experts.idx.data = m->idx;
+        op->u.experts.prob.data = m->prob;
+        op->u.experts.out.data = m->y;
+        test_run(w->cpu, op, &step, NULL);
+    }
+    __atomic_store_n(&m->answered, ticket, __ATOMIC_RELEASE);
+}
+
+static void *serve(void *ctx)
+{
+    struct world *w = ctx;
+    uint32_t done = 0;
+
+    while (!__atomic_load_n(&w->stop, __ATOMIC_ACQUIRE)) {
+        uint32_t ticket = __atomic_load_n(&w->open_ticket, __ATOMIC_ACQUIRE);
+
+        for (size_t l = 0; ticket != 0 && ticket != done && l < LAYERS; l++) {
+            while (__atomic_load_n(&w->home.mail[l].posted, __ATOMIC_ACQUIRE) != ticket) {
+                if (__atomic_load_n(&w->stop, __ATOMIC_ACQUIRE)) {
+                    return NULL;
+                }
+                sched_yield();
+            }
+            answer(w, l, ticket);
+            done = l == LAYERS - 1 ? ticket : done;
+        }
+        sched_yield();
+    }
+    return NULL;
+}
+
+static void cpu_open(struct world *w)
+{
+    struct error err;
+
+    w->cpu = test_backend(CPU_ISA_SCALAR, 0);
+    for (size_t l = 0; l < LAYERS; l++) {
+        struct expert_mail *m = &w->home.mail[l];
+
+        w->cpu_ops[l] = w->small.ops[l * TAIL + EXPERTS];
+        w->cpu_ops[l].u.experts.experts = w->cpu_experts[l];
+        w->cpu_ops[l].u.experts.in = test_operand(m->x, HIDDEN, w->is.round);
+        w->cpu_ops[l].u.experts.idx.data = m->idx;
+        w->cpu_ops[l].u.experts.prob.data = m->prob;
+        w->cpu_ops[l].u.experts.out.data = m->y;
+        if (w->cpu->ops->check(w->cpu, &w->cpu_ops[l], &err) != OK) {
+            fail_msg("%s", err.text);
+        }
+    }
+    if (w->cpu->ops->prepare(w->cpu, w->cpu_ops, LAYERS, EXPERT_HOME_ROWS, 1024, &err) != OK) {
+        fail_msg("%s", err.text);
+    }
+}
+
+/* ---- beginning and end ---- */
+
+/* Every third expert, layer after layer, as far as there are slots. */
+static void slots_fill(struct world *w)
+{
+    size_t slot = 0;
+    struct error err;
+
+    for (size_t i = 0; i < LAYERS * N_EXPERTS && slot < w->is.n_slots; i += 3, slot++) {
+        size_t l = i / N_EXPERTS, e = i % N_EXPERTS;
+
+        if (w->small.be->ops->expert_insert(w->small.be, l, e, slot, &err) != OK) {
+            fail_msg("%s", err.text);
+        }
+        w->slot_of[l][e] = (int32_t)slot;
+        w->owner[slot] = (struct expert_insertion){(int16_t)l, (int16_t)e, 0};
+    }
+}
+
+static void world_open(struct world *w, const struct setup *is, bool is_answered)
+{
+    struct error err;
+
+    memset(w, 0, sizeof *w);
+    w->is = *is;
+    w->seed = 5;
+    card_open(&w->resident, is);
+    card_open(&w->small, is);
+    blocks_make(w);
+    for (size_t l = 0; l < LAYERS; l++) {
+        uint8_t *copy = on_card(&w->resident, w->blocks[l], N_EXPERTS * w->block.n_bytes);
+
+        for (size_t e = 0; e < N_EXPERTS; e++) {
+            w->resident.experts[l][e] = expert_block_view(&w->block, copy + e * w->block.n_bytes);
+            w->slot_of[l][e] = -1;
+        }
+    }
+    for (size_t s = 0; s < SLOTS_MAX; s++) {
+        w->owner[s] = (struct expert_insertion){-1, -1, -1};
+    }
+    w->home = (struct expert_home){.block = w->block,
+                                   .n_layers = LAYERS,
+                                   .n_experts = N_EXPERTS,
+                                   .top_k = TOP_K,
+                                   .hidden = HIDDEN,
+                                   .blocks = (const uint8_t *const *)w->blocks,
+                                   .n_slots = is->n_slots,
+                                   .n_staging = STAGING,
+                                   .has_cpu = is->has_cpu,
+                                   .ops = &home_ops,
+                                   .ctx = w};
+    if (w->small.be->ops->experts_open(w->small.be, &w->home, &err) != OK) {
+        fail_msg("%s", err.text);
+    }
+    plan_make(&w->resident, w);
+    plan_make(&w->small, w);
+    slots_fill(w);
+    cpu_open(w);
+    if (is_answered) {
+        w->has_thread = pthread_create(&w->thread, NULL, serve, w) == 0;
+        assert_true(w->has_thread);
+    }
+}
+
+static void world_close(struct world *w)
+{
+    __atomic_store_n(&w->stop, 1, __ATOMIC_RELEASE);
+    if (w->has_thread) {
+        pthread_join(w->thread, NULL);
+    }
+    w->cpu->ops->free(w->cpu);
+    for (size_t l = 0; l < LAYERS; l++) {
+        w->small.be->ops->host_free(w->small.be, w->blocks[l]);
+    }
+    card_close(&w->small);
+    card_close(&w->resident);
+}
+
+/* ---- steps ---- */
+
+static enum status card_step(struct card *c, const float *x, struct test_step *t, bool as_plan,
+                             struct error *err)
+{
+    const struct backend_ops *ops = c->be->ops;
+    struct state_pools none = {0};
+    enum status rc;
+
+    ops->write(c->be, c->x, x, t->step.n_rows * HIDDEN * sizeof *x);
+    rc = ops->begin(c->be, &t->step, err);
+    if (rc == OK && as_plan) {
+        rc = ops->run_all(c->be, &t->step, &none, err);
+    }
+    for (size_t i = 0; rc == OK && !as_plan && i < LAYERS * TAIL; i++) {
+        rc = ops->run(c->be, &c->ops[i], &t->step, &none, err);
+    }
+    return rc == OK ? ops->end(c->be, &t->step, err) : rc;
+}
+
+static void must(enum status rc, const struct error *err)
+{
+    if (rc != OK) {
+        fail_msg("%s", err->text);
+    }
+}
+
+/* Largest difference beside the size of its row; an element that nearly cancels has its neighbours' error. */
+static double error_of(const float *got, const float *want, size_t n_rows)
+{
+    double worst = 0;
+
+    for (size_t r = 0; r < n_rows; r++) {
+        double sum = 0, most = 0;
+
+        for (size_t i = r * HIDDEN; i < (r + 1) * HIDDEN; i++) {
+            sum += (double)want[i] * (double)want[i];
+            most = fmax(most, fabs((double)got[i] - (double)want[i]));
+            most = isfinite(got[i]) ? most : INFINITY;
+        }
+        worst = fmax(worst, most / (1 + sqrt(sum / HIDDEN)));
+    }
+    return worst;
+}
+
+/* The step on both; returns the worst difference of the residual, 0 for the same bits. */
+static double both_step(struct world *w, size_t n_rows, bool is_decode, bool as_plan)
+{
+    size_t ones[ROWS_MAX], position[ROWS_MAX] = {0}, whole = n_rows, n = n_rows * HIDDEN;
+    float *x = test_floats(n, 2, &w->seed), *a = test_poisoned(n), *b = test_poisoned(n);
+    int32_t idx[EXPERT_HOME_PAIRS];
+    struct test_step t;
+    struct error err;
+    double worst;
+
+    for (size_t i = 0; i < n_rows; i++) {
+        ones[i] = 1;
+    }
+    test_step_make(&t, is_decode ? n_rows : 1, is_decode ? ones : &whole, position, 10);
+    must(card_step(&w->resident, x, &t, as_plan, &err), &err);
+    must(card_step(&w->small, x, &t, as_plan, &err), &err);
+    w->resident.be->ops->read(w->resident.be, a, w->resident.x, n * sizeof *a);
+    w->small.be->ops->read(w->small.be, b, w->small.x, n * sizeof *b);
+    worst = memcmp(a, b, n * sizeof *a) ? error_of(b, a, n_rows) : 0;
+    if (n_rows <= EXPERT_HOME_ROWS && worst == 0) {
+        for (size_t l = 0; l < LAYERS; l++) {
+            w->resident.be->ops->read(w->resident.be, idx, w->resident.idx[l],
+                                      n_rows * TOP_K * sizeof *idx);
+            assert_memory_equal(idx, w->chosen + l * n_rows * TOP_K, n_rows * TOP_K * sizeof *idx);
+        }
+    }
+    test_step_release(&t);
+    free(x);
+    free(a);
+    free(b);
+    return worst;
+}
+
+/* Steps of all sorts; returns the worst difference. */
+static double steps_run(struct world *w)
+{
+    static const size_t rows[] = {1, 1, 2, 8, 3, 1};
+    double worst = 0;
+
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        worst = fmax(worst, both_step(w, rows[i], true, true));
+    }
+    worst = fmax(worst, both_step(w, 1, true, false));
+    worst = fmax(worst, both_step(w, 5, false, true));
+    if (w->is.kind == SYMMETRIC && !w->is.no_graphs) {
+        worst = fmax(worst, both_step(w, 12, false, true)); /* large: makes no report */
+    }
+    worst = fmax(worst, both_step(w, 1, true, true));
+    assert_int_equal(w->n_reports, 9);
+    return worst;
+}
+
+static const char *type_name(enum dtype t)
+{
+    return t == DTYPE_F32 ? "f32" : t == DTYPE_F16 ? "f16" : "bf16";
+}
+
+static void print_line(const struct setup *s, const struct world *w, double worst)
+{
+    print_message("%-5s %-10s %-8s %-8s %2zu slots, %zu/4 of misses, %2zu victims, %-6s: worst "
+                  "%.2g, %zu of the CPU's\n",
+                  type_name(s->round), kind_names[s->kind], s->no_graphs ? "" : "graphs",
+                  s->no_fusions ? "" : "fusions", s->n_slots, s->fetch_of, s->victims_max,
+                  s->has_cpu ? "CPU" : "no CPU", worst, w->n_asked);
+}
+
+/* ---- tests ---- */
+
+/* No CPU: the same bits, however few slots there are. */
+static void fetched_as_resident(void **state)
+{
+    static const struct setup setups[] = {
+        {DTYPE_BF16, SYMMETRIC, false, false, 12, false, 4, 1024},
+        {DTYPE_F16, ZEROS, false, false, 5, false, 4, 1024},
+        {DTYPE_F16, SYMMETRIC, true, true, 12, false, 4, 1024},
+        {DTYPE_BF16, PERMS, false, false, 12, false, 4, 1024},
+        {DTYPE_F32, ZEROS, false, false, 12, false, 4, 1024},
+        {DTYPE_BF16, ZEROS, true, false, 30, false, 2, 3},
+        {DTYPE_BF16, SYMMETRIC, false, false, 0, false, 4, 1024},
+        {DTYPE_F16, ZEROS, false, false, 32, false, 4, 1024},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
+        struct world w;
+        double worst;
+
+        world_open(&w, &setups[i], false);
+        worst = steps_run(&w);
+        print_line(&setups[i], &w, worst);
+        assert_true(worst == 0);
+        world_close(&w);
+    }
+}
+
+/* With a CPU that gets all, some or no misses. */
+static void shared_with_the_cpu(void **state)
+{
+    static const struct setup setups[] = {
+        {DTYPE_BF16, SYMMETRIC, false, false, 12, true, 0, 1024},
+        {DTYPE_F16, ZEROS, false, false, 12, true, 2, 1024},
+        {DTYPE_F32, SYMMETRIC, false, false, 12, true, 2, 1024},
+        {DTYPE_F32, PERMS, true, false, 0, true, 4, 1024},
+        {DTYPE_F16, PERMS, true, true, 12, true, 4, 2},
+        {DTYPE_BF16, SYMMETRIC, false, false, 20, true, 4, 1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
+        const struct setup *s = &setups[i];
+        double worst, allowed = s->round == DTYPE_F32 ? 5e-5 : 4 * cuda_tolerance(s->round, 0);
+        struct world w;
+
+        world_open(&w, s, true);
+        worst = steps_run(&w);
+        print_line(s, &w, worst);
+        assert_true(worst <= allowed);
+        assert_true(w.n_asked > 0);
+        world_close(&w);
+    }
+}
+
+/* Nobody answers: an error after the time, no hang, and the next step is as good as new. */
+static void an_absent_cpu(void **state)
+{
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 12, true, 0, 0};
+    static float x[HIDDEN] = {1, 2, 3};
+    const size_t one[1] = {1}, position[1] = {0};
+    struct error err = {0};
+    struct test_step t;
+    struct world w;
+
+    (void)state;
+    for (size_t fused = 0; fused < 2; fused++) {
+        struct setup s = setup;
+
+        s.no_fusions = !fused;
+        world_open(&w, &s, false);
+        ((struct cuda_backend *)w.small.be)->own->offload.wait_ns = 20 * 1000 * 1000;
+        test_step_make(&t, 1, one, position, 10);
+        assert_int_equal(card_step(&w.small, x, &t, true, &err), ERR_DEVICE);
+        assert_non_null(strstr(err.text, "the CPU did not compute"));
+        assert_non_null(strstr(err.text, "layer 0"));
+        assert_int_equal(w.n_reports, 1);
+        w.has_thread = pthread_create(&w.thread, NULL, serve, &w) == 0;
+        assert_true(w.has_thread);
+        ((struct cuda_backend *)w.small.be)->own->offload.wait_ns = (uint64_t)20 << 30;
+        assert_true(both_step(&w, 1, true, false) < 0.1);
+        test_step_release(&t);
+        world_close(&w);
+    }
+}
+
+/* An expert that is inserted again changes its slot, and gives the old one back. */
+static void inserted_again(void **state)
+{
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 16, false, 4, 1024};
+    struct error err;
+    struct world w;
+
+    (void)state;
+    world_open(&w, &setup, false);
+    for (size_t i = 0; i < 4; i++) {
+        int32_t old = w.slot_of[1][2 + 3 * i], to = old == 15 ? 3 : 15 - (int32_t)i;
+        struct expert_insertion was = w.owner[to];
+
+        must(w.small.be->ops->expert_insert(w.small.be, 1, 2 + 3 * i, (size_t)to, &err), &err);
+        if (was.layer >= 0) {
+            w.slot_of[was.layer][was.expert] = -1;
+        }
+        if (old >= 0 && old != to) {
+            w.owner[old] = (struct expert_insertion){-1, -1, -1};
+        }
+        w.owner[to] = (struct expert_insertion){1, (int16_t)(2 + 3 * i), 0};
+        w.slot_of[1][2 + 3 * i] = to;
+        assert_true(both_step(&w, 1 + i, true, true) == 0);
+    }
+    assert_int_equal(w.small.be->ops->expert_insert(w.small.be, 0, 0, 16, &err), ERR_INTERNAL);
+    world_close(&w);
+}
+
+/* A step that fails on the way is reported before the next one begins. */
+static void an_abandoned_step(void **state)
+{
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, true, true, 12, false, 4, 1024};
+    const size_t one[1] = {1}, position[1] = {0};
+    float x[HIDDEN] = {1, -1, 2};
+    struct state_pools none = {0};
+    struct test_step t;
+    struct error err;
+    struct world w;
+
+    (void)state;
+    world_open(&w, &setup, false);
+    test_step_make(&t, 1, one, position, 10);
+    w.small.be->ops->write(w.small.be, w.small.x, x, sizeof x);
+    must(w.small.be->ops->begin(w.small.be, &t.step, &err), &err);
+    for (size_t i = 0; i < LAYERS * TAIL; i++) {
+        must(w.small.be->ops->run(w.small.be, &w.small.ops[i], &t.step, &none, &err), &err);
+    }
+    assert_int_equal(w.n_reports, 0);
+    assert_true(both_step(&w, 2, true, true) == 0);
+    assert_int_equal(w.n_reports, 2);
+    test_step_release(&t);
+    world_close(&w);
+}
+
+static void others_are_refused(void **state)
+{
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 4, false, 4, 1024};
+    struct expert_home other;
+    struct error err;
+    struct world w;
+    struct op op;
+
+    (void)state;
+    world_open(&w, &setup, false);
+    other = w.home;
+    op = w.small.ops[EXPERTS];
+    op.u.experts.home = &other;
+    test_refused(w.small.be, &op, "experts_open() did not come before");
+    op = w.small.ops[EXPERTS];
+    op.u.experts.home_layer = LAYERS;
+    test_refused(w.small.be, &op, "not like the other layers");
+    other.top_k = EXPERT_HOME_TOP_K + 1;
+    assert_int_equal(w.small.be->ops->experts_open(w.small.be, &other, &err), ERR_UNSUPPORTED);
+    assert_int_equal(w.small.be->ops->experts_open(w.small.be, NULL, &err), OK);
+    assert_null(w.home.mail);
+    test_refused(w.small.be, &w.small.ops[EXPERTS], "experts_open() did not come before");
+    world_close(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fetched_as_resident), cmocka_unit_test(shared_with_the_cpu),
+        cmocka_unit_test(an_absent_cpu),       cmocka_unit_test(inserted_again),
+        cmocka_unit_test(an_abandoned_step),   cmocka_unit_test(others_are_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
