@@ -202,6 +202,21 @@ static void solo_logits(float *out, struct test_model *t, const int32_t *tokens,
 
 /* Spans that want different numbers of logits get their own, in any order: what stands in the result
  * is found by counting the logits of the spans before. */
+/* The lists of largest logits agree with the rows. */
+static void check_top(const struct model_step_result *result, const float *logits, size_t n_rows)
+{
+    for (size_t i = 0; i < n_rows; i++) {
+        const float *x = logits + i * VOCAB;
+
+        assert_int_equal(result->best[i], eval_argmax(x, VOCAB));
+        assert_int_equal(result->top[i].ids[0], result->best[i]);
+        for (size_t k = 0; k < BEST_TOP && k < VOCAB; k++) {
+            assert_true(result->top[i].values[k] == x[result->top[i].ids[k]]);
+            assert_true(k == 0 || result->top[i].values[k] <= result->top[i].values[k - 1]);
+        }
+    }
+}
+
 static void test_logit_counts(void **state)
 {
     static const size_t n_tokens[] = {MANY_LOGITS, 6, 4}, n_logits[] = {MANY_LOGITS, 1, 0};
@@ -220,6 +235,7 @@ static void test_logit_counts(void **state)
     for (size_t o = 0; o < sizeof orders / sizeof orders[0]; o++) {
         struct state_store *store = model_states(t.m);
         struct model_span spans[3];
+        const struct model_step_options options = {.no_logits = o % 2 == 1};
         struct model_step_result result;
         struct error err = {0};
         const float *logits;
@@ -231,8 +247,10 @@ static void test_logit_counts(void **state)
             assert_int_equal(state_new(&spans[i].seq, store, &err), OK);
             assert_int_equal(state_reserve(store, spans[i].seq, n_tokens[who], &err), OK);
         }
-        assert_int_equal(model_step(t.m, spans, 3, NULL, &result, &err), OK);
-        logits = result.logits;
+        assert_int_equal(model_step(t.m, spans, 3, &options, &result, &err), OK);
+        assert_true((result.logits == NULL) == options.no_logits);
+        logits = options.no_logits ? model_logits(t.m) : result.logits;
+        check_top(&result, logits, MANY_LOGITS + 1);
         for (size_t i = 0; i < 3; i++) {
             size_t n = spans[i].n_logits * VOCAB;
             assert_int_equal(result.bad_layer[i], -1);
