@@ -4,7 +4,7 @@
  * Idea:   a block is one value head of one span. Its 128 channels each of query, key and value go through
  *         the convolution into shared memory, two channels a thread, and from there on it is delta_step. All
  *         that was there before the step (both states, the weights) is in registers before the kernels
- *         ahead have ended, so what is left to wait for are the row's inputs.
+ *         ahead have ended, and tickets are drawn, so what is left to wait for are the row's inputs.
  * State:  value heads that share a key head all need the old state of its channels, and none may write the
  *         new one before all have read. Each draws a ticket when it has; who draws the last writes, and
  *         puts the tickets back. Their values are the same in every block, so the order of blocks does not
@@ -15,15 +15,16 @@
 
 enum {
     GDN_TAPS = CONV_QUAD_TAPS,
-    PAIRS = DELTA_DIM / 2,         /* threads for a head's channels, two each */
-    CONV_STEP_THREADS = 3 * PAIRS, /* query, key, value */
-    OUTPUT_WARP = STEP_WARPS - 1   /* has no channels */
+    PAIRS = DELTA_DIM / 2,             /* threads for a head's channels, two each */
+    CONV_STEP_THREADS = 3 * PAIRS,     /* query, key, value */
+    TICKET_THREAD = CONV_STEP_THREADS, /* these two have no channels */
+    OUTPUT_WARP = STEP_WARPS - 1
 };
 
 /* A thread's two channels. */
 struct gdn_pair {
-    float2 weight[GDN_TAPS], old[GDN_TAPS - 1];
-    size_t state_at; /* of its oldest column */
+    float2 weight, old[GDN_TAPS - 1]; /* weight of the step's row */
+    size_t state_at;                  /* of its oldest column */
     int channel;
 };
 
@@ -50,14 +51,14 @@ DEVICE void pair_store(enum dtype t, void *p, size_t at, float2 v)
 }
 
 /* What is older than the step. */
-DEVICE void pair_begin(struct gdn_pair *p, const struct conv_args &a, int channel, int slot,
-                       bool has_state)
+DEVICE void pair_begin(struct gdn_pair *p, float2 weight[GDN_TAPS], const struct conv_args &a,
+                       int channel, int slot, bool has_state)
 {
     p->channel = channel;
     p->state_at = (size_t)slot * (GDN_TAPS - 1) * (size_t)a.channels + (size_t)channel;
     UNROLL
     for (int j = 0; j < GDN_TAPS; j++) {
-        p->weight[j] = *(const float2 *)(a.weight + (size_t)j * a.channels + channel);
+        weight[j] = *(const float2 *)(a.weight + (size_t)j * a.channels + channel);
     }
     UNROLL
     for (int j = 0; j < GDN_TAPS - 1; j++) {
@@ -69,18 +70,26 @@ DEVICE void pair_begin(struct gdn_pair *p, const struct conv_args &a, int channe
     }
 }
 
-/* silu(sum over taps, oldest first), rounded. */
-DEVICE float2 pair_conv(const struct gdn_pair *p, const struct conv_args &a, float2 x)
+/* The sum over what is older. To shared memory: then the old state has been read for certain when the block
+ * meets. */
+DEVICE void pair_sum(float2 *to, struct gdn_pair *p, const float2 weight[GDN_TAPS])
 {
     float2 sum = make_float2(0, 0);
 
     UNROLL
     for (int j = 0; j < GDN_TAPS - 1; j++) {
-        sum.x += p->weight[j].x * p->old[j].x;
-        sum.y += p->weight[j].y * p->old[j].y;
+        sum.x += weight[j].x * p->old[j].x;
+        sum.y += weight[j].y * p->old[j].y;
     }
-    sum.x += p->weight[GDN_TAPS - 1].x * x.x;
-    sum.y += p->weight[GDN_TAPS - 1].y * x.y;
+    p->weight = weight[GDN_TAPS - 1];
+    *to = sum;
+}
+
+/* silu(sum over taps, oldest first), rounded. */
+DEVICE float2 pair_conv(const struct gdn_pair *p, const struct conv_args &a, float2 sum, float2 x)
+{
+    sum.x += p->weight.x * x.x;
+    sum.y += p->weight.y * x.y;
     return make_float2(round_f32(a.round, silu(sum.x)), round_f32(a.round, silu(sum.y)));
 }
 
@@ -94,17 +103,27 @@ DEVICE void pair_end(const struct gdn_pair *p, const struct conv_args &a, float2
     }
 }
 
-/* This block has read the state of its key head's channels; whether all others have too. One thread. */
-DEVICE bool ticket_is_last(const struct gdn_args &a, int key_head)
+DEVICE int32_t *ticket_of(const struct gdn_args &a, int key_head)
 {
-    int32_t *ticket = &a.tickets[(int)blockIdx.y * a.delta.nk + key_head];
-    bool is_last;
+    return &a.tickets[(int)blockIdx.y * a.delta.nk + key_head];
+}
+
+/* This block has read the state of its key head's channels. One thread; what it has drawn. */
+DEVICE int32_t ticket_draw(const struct gdn_args &a, int key_head)
+{
+    memory_fence();
+    return atomic_add(ticket_of(a, key_head), 1);
+}
+
+/* Whether all other blocks had drawn before. The same thread, later: the answer takes a while. */
+DEVICE bool ticket_is_last(const struct gdn_args &a, int key_head, int32_t drawn)
+{
+    bool is_last = drawn == a.delta.nv / a.delta.nk - 1;
 
     memory_fence();
-    is_last = atomic_add(ticket, 1) == a.delta.nv / a.delta.nk - 1;
-    memory_fence();
     if (is_last) {
-        *ticket = 0; /* nobody draws any more; the next launch begins after this one */
+        *ticket_of(a, key_head) =
+            0; /* nobody draws any more; the next launch begins after this one */
     }
     return is_last;
 }
@@ -119,19 +138,23 @@ DEVICE void state_zero(float (*S)[4])
 
 KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
 {
-    SHARED float mixed[3][DELTA_DIM]; /* query, key, value after the convolution */
+    SHARED float mixed[3][DELTA_DIM]; /* query, key, value: sums, then after the convolution */
     SHARED float part[STEP_WARPS][2][DELTA_DIM];
+    SHARED float norm[DELTA_DIM];
     SHARED int32_t writes_keys;
     int me = (int)threadIdx.x, lane = me % WARP, warp = me / WARP;
     int h = (int)blockIdx.x, key_head = h / (a.delta.nv / a.delta.nk);
     int which = me / PAIRS, column = me % PAIRS * 2;
     bool has_channels = me < CONV_STEP_THREADS, has_slot;
+    float2 *mine = (float2 *)&mixed[has_channels ? which : 0][column];
     struct step_span span = {0, 0, 0, 0, 0, 0};
+    struct delta_args delta_args = a.delta;
     struct gdn_pair pair;
     struct step_row r;
     size_t state_at;
+    int32_t drawn = 0;
     float S[STEP_ROWS_OF_WARP][4], delta[4], inverse_k, g;
-    float2 x = make_float2(0, 0);
+    float2 x = make_float2(0, 0), weight[GDN_TAPS];
 
     depend_launch();
     if ((int)blockIdx.y < a.conv.view.counts[STEP_SPANS]) {
@@ -149,7 +172,7 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     if (has_channels) {
         int head = which == 0 ? key_head : which == 1 ? a.delta.nk + key_head : 2 * a.delta.nk + h;
 
-        pair_begin(&pair, a.conv, head * DELTA_DIM + column, span.slot,
+        pair_begin(&pair, weight, a.conv, head * DELTA_DIM + column, span.slot,
                    has_slot && !span.state_is_zero);
     }
     if (has_slot && !span.state_is_zero) {
@@ -158,6 +181,17 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
         state_zero(S);
     }
     ahead_by_thread(&a.ahead, DELTA_THREADS - 1);
+    delta_args.norm = norm;
+    if (me < DELTA_DIM) {
+        norm[me] = a.delta.norm[me];
+    }
+    if (has_channels) {
+        pair_sum(mine, &pair, weight);
+    }
+    block_sync();
+    if (me == TICKET_THREAD) {
+        drawn = ticket_draw(a, key_head);
+    }
     depend_wait();
 
     if (has_channels) {
@@ -166,33 +200,29 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     if (warp == OUTPUT_WARP) {
         load4(r.z, a.delta.z + ((size_t)span.row * a.delta.nv + h) * DELTA_DIM + 4 * lane);
     }
+    if (me == TICKET_THREAD) {
+        writes_keys = ticket_is_last(a, key_head, drawn);
+    }
     delta_gates(a.delta, span.row, h, &r.beta, &g);
     r.decay = exp_f32(g);
     if (has_channels) {
-        *(float2 *)&mixed[which][column] = pair_conv(&pair, a.conv, x);
+        *mine = pair_conv(&pair, a.conv, *mine, x);
     }
     block_sync();
-    if (has_slot && has_channels && which == 2) {
+    if (has_slot && has_channels && (which == 2 || writes_keys)) {
         pair_end(&pair, a.conv, x);
     }
     load4(r.v, &mixed[2][4 * lane]);
     step_row_keys(&r, mixed[1], mixed[0]);
     step_partial(part, &r, S);
     block_sync();
-    if (me == 0) { /* while another warp does the output */
-        writes_keys = ticket_is_last(a, key_head) && has_slot;
-    }
     inverse_k = rsqrt_f32(r.kk + DELTA_L2_EPS);
     step_delta(delta, &r, inverse_k, part);
     if (warp == OUTPUT_WARP) {
-        step_output(a.delta, span.row, h, &r, inverse_k, delta, part);
+        step_output(delta_args, span.row, h, &r, inverse_k, delta, part);
     }
     step_update(&r, inverse_k, delta, S);
     if (has_slot) {
         store_state(a.delta.state_dtype, a.delta.state, state_at, S);
-    }
-    block_sync();
-    if (writes_keys && has_channels && which < 2) {
-        pair_end(&pair, a.conv, x);
     }
 }
