@@ -8,7 +8,7 @@
 #include "backend/cuda/cuda_testing.h"
 
 enum { LARGE = 1, APART = 2 }; /* for a real card; the ops do not run as one */
-enum { SPANS_MAX = 80, LAYERS = 2, LAYER = 1, TAPS = 4, STEPS = 3 };
+enum { PROJECTED = 20, SPANS_MAX = 80, LAYERS = 2, LAYER = 1, TAPS = 4, STEPS = 3 };
 
 /* As in cuda_delta_test.c: where an output nearly cancels, its norm would magnify its rounding without
  * bound. */
@@ -42,9 +42,11 @@ struct gdn_data {
     size_t rows, channels, values, n_slots;
     float *in, *mixed, *z, *a, *b, *out;
     float *conv_weight, *neg_exp_a, *dt_bias, *norm;
+    struct test_weight projection;
+    float *projected;
     struct state_pools pools;
     struct test_step step;
-    struct op ops[2];
+    struct op ops[3]; /* the last is a projection, whose weights the kernel asks for */
 };
 
 static void fill(float *x, size_t n, double size, enum dtype t, uint64_t *seed)
@@ -107,6 +109,11 @@ static void ops_make(struct gdn_data *d, const struct gdn_case *c)
                     .gdn_layer = LAYER,
                     .chunk_min = 16},
     };
+    d->ops[2] = (struct op){.kind = OP_LINEAR, .name = "projection"};
+    d->ops[2].u.linear.in = test_operand(d->out, d->values, c->round);
+    d->ops[2].u.linear.n_parts = 1;
+    d->ops[2].u.linear.part[0].w = d->projection.w;
+    d->ops[2].u.linear.part[0].out = test_operand(d->projected, PROJECTED, DTYPE_F32);
 }
 
 static void data_make(struct gdn_data *d, const struct gdn_case *c, uint64_t *seed)
@@ -144,6 +151,8 @@ static void data_make(struct gdn_data *d, const struct gdn_case *c, uint64_t *se
                                     .recurrent_elems = d->values * c->dim};
     d->pools.conv = pool_new(d, d->pools.conv_elems, c->conv_state, seed);
     d->pools.recurrent = pool_new(d, d->pools.recurrent_elems, c->state, seed);
+    test_weight_make(&d->projection, TEST_BF16, PROJECTED, d->values, seed);
+    d->projected = test_poisoned(d->rows * PROJECTED);
     ops_make(d, c);
 }
 
@@ -160,6 +169,8 @@ static void data_release(struct gdn_data *d)
     free(d->neg_exp_a);
     free(d->dt_bias);
     free(d->norm);
+    test_weight_release(&d->projection);
+    free(d->projected);
     free(d->pools.conv);
     free(d->pools.recurrent);
 }
@@ -180,6 +191,7 @@ static void inputs_make(struct cuda_pair *p, struct gdn_data *d, const struct gd
     cuda_pair_mirror(p, d->z, d->rows * d->values * sizeof *d->z);
     cuda_pair_mirror(p, d->a, d->rows * c->nv * sizeof *d->a);
     cuda_pair_mirror(p, d->b, d->rows * c->nv * sizeof *d->b);
+    cuda_pair_mirror(p, d->projected, d->rows * PROJECTED * sizeof *d->projected);
     cuda_pair_mirror(p, d->out, (d->rows + 1) * d->values * sizeof *d->out);
 }
 
@@ -207,7 +219,7 @@ static void run_case(struct cuda_pair *p, const struct gdn_case *c)
         snprintf(name, sizeof name, "%zu %zu heads of %zu, %zu rows, step %d", c->nk, c->nv, c->dim,
                  d.rows, i);
         inputs_make(p, &d, c, &seed);
-        cuda_pair_run_plan(p, d.ops, 2, &d.step.step, &d.pools);
+        cuda_pair_run_plan(p, d.ops, 3, &d.step.step, &d.pools);
         assert_int_equal(is_fused(p, &d), p->is_fused);
         cuda_pair_expect(p, c->group, name, DTYPE_F32, d.out, (d.rows + 1) * d.values, allowed);
         snprintf(group, sizeof group, "%s: conv state", c->group);

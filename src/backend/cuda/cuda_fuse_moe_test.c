@@ -8,7 +8,8 @@
 #include "backend/cuda/kernels/moe_args.h"
 
 enum { LARGE = 1, APART = 2, NO_SHARE = 4, BAD_ROW = 8 }; /* LARGE: for a real card */
-enum { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, OPS };
+/* NEXT stands for the next layer's first matrices, which the fused kernels ask for. */
+enum { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, NEXT, OPS };
 enum { LAYER = 3, SPANS_MAX = 16 };
 
 struct sizes {
@@ -188,6 +189,9 @@ static void ops_make(struct moe_data *d, struct cuda_pair *p, const struct moe_c
         d->ops[ADD].u.add_shared.gate = (struct operand){0};
     }
     d->ops[CHECK] = (struct op){.kind = OP_CHECK, .u.check = {x}};
+    d->ops[NEXT] =
+        (struct op){.kind = OP_LINEAR,
+                    .u.linear = {.in = x, .n_parts = 1, .part = {{d->part[2].w, share, false}}}};
     for (size_t i = 0; i < OPS; i++) {
         d->ops[i].layer = LAYER;
     }
