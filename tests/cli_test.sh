@@ -96,6 +96,7 @@ try 0 "$SPILLWAY" plan $rill --device cpu --no-measure --host-bandwidth 20 --cpu
 says "from host memory at 20.0 GB/s (given)"
 try 4 "$SPILLWAY" plan $rill --gpu-memory-gb 0.65 --no-measure --device cuda
 says "it fits with --gpu-memory-gb 0.[7-9]"
+says "^does not fit"
 try 2 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --gpu-expert-slots 120%
 says "120%"
 try 2 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --offload-group-size 2 --offload-num-in-group 3

@@ -187,7 +187,8 @@ static enum status print_json(struct planning *p, struct buf *out, struct error 
     return rc;
 }
 
-static enum status print_report(struct planning *p, struct error *err)
+/* of_nothing: the placement does not fit; the table shows what is too much. */
+static enum status print_report(struct planning *p, bool of_nothing, struct error *err)
 {
     struct buf out;
     enum status rc = OK;
@@ -196,8 +197,10 @@ static enum status print_report(struct planning *p, struct error *err)
     if (p->flags.as_json) {
         rc = print_json(p, &out, err);
     } else {
-        buf_append_str(&out, "placement\n");
+        buf_append_str(&out, of_nothing ? "does not fit\n" : "placement\n");
         placement_print(&out, p->setup.placement);
+    }
+    if (!p->flags.as_json && !of_nothing) {
         plan_bounds_print(&out, &p->bounds, p->setup.placement, &p->rates);
     }
     if (rc == OK && !buf_ok(&out)) {
@@ -230,7 +233,10 @@ static enum status plan(struct planning *p, const struct log *log, struct error 
     }
     if (rc == OK) {
         plan_bounds_make(&p->bounds, p->setup.placement, &p->rates, p->flags.depth);
-        rc = print_report(p, err);
+        rc = print_report(p, false, err);
+    } else if (rc == ERR_NO_MEMORY && !p->flags.as_json && p->setup.placement &&
+               p->setup.placement->plan.total_bytes > 0) {
+        (void)print_report(p, true, NULL);
     }
     model_config_release(&config);
     return rc;

@@ -295,6 +295,8 @@ static enum status make_overflowing(struct budget_plan *p, const struct budget_i
     if (!layout(p, in, true, 0, n_staging)) {
         return too_large(err);
     }
+    p->n_overflowing = all;
+    p->host_bytes = p->absent_bytes = all * in->block_bytes;
     if (excess(p) > 0) { /* then every slot is worth more than a smooth stream */
         n_staging = BUDGET_STAGING_LEAST;
         layout(p, in, true, 0, n_staging);
@@ -313,10 +315,8 @@ static enum status make_overflowing(struct budget_plan *p, const struct budget_i
         return rc;
     }
     layout(p, in, true, p->n_slots, n_staging);
-    p->n_overflowing = all;
     p->slots_least = p->n_slots / in->n_layers_overflow;
     p->slots_most = p->slots_least + (p->n_slots % in->n_layers_overflow != 0);
-    p->host_bytes = all * in->block_bytes;
     p->absent_bytes = (all - p->n_slots) * in->block_bytes;
     return check_host(p, in, err);
 }
