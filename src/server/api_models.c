@@ -157,11 +157,11 @@ static void write_offload(struct buf *out, const struct offload_stats *o)
     buf_appendf(out,
                 "\"offload\":{\"layers\":%zu,\"experts\":%zu,\"slots\":%zu,\"staging\":%zu,"
                 "\"expert_bytes\":%zu,\"steps\":%llu,\"large_steps\":%llu,\"hits\":%llu,"
-                "\"fetched\":%llu,\"cpu\":%llu,",
+                "\"fetched\":%llu,\"in_place\":%llu,\"cpu\":%llu,",
                 o->n_layers, o->n_layers * o->n_experts, o->n_slots, o->n_staging, o->block_bytes,
                 (unsigned long long)o->n_steps, (unsigned long long)o->n_large_steps,
                 (unsigned long long)o->n_hits, (unsigned long long)o->n_fetched,
-                (unsigned long long)o->n_cpu);
+                (unsigned long long)o->n_in_place, (unsigned long long)o->n_cpu);
     buf_appendf(out,
                 "\"prefetched\":%llu,\"prefetched_used\":%llu,\"streamed\":%llu,"
                 "\"hit_rate\":%.6g,\"fetch_share\":%.6g,\"link_bytes_per_second\":%.6g,"

@@ -133,6 +133,10 @@ static void write_experts(struct buf *out, const char *label, const struct offlo
                 "spillway_offload_misses_total%s,engine=\"link\"} %.17g\n"
                 "spillway_offload_misses_total%s,engine=\"cpu\"} %.17g\n",
                 label, fetched, label, cpu);
+    write_number(out, label, "offload_in_place_total", "counter",
+                 "Those over the link that were read there and not kept.", (double)o->n_in_place);
+    write_number(out, label, "offload_failed_total", "counter",
+                 "Layers of a step for which the CPU had no answer.", (double)o->n_failed);
     write_number(out, label, "offload_hit_ratio", "gauge", "Hits among them, since the start.",
                  ratio(hits, hits + fetched + cpu));
     write_number(out, label, "offload_prefetched_total", "counter",
