@@ -341,7 +341,8 @@ DEVICE void load_step(struct weight_part p[EXPERTS_DOWN_CHUNKS], const struct do
 }
 
 /* The group's rows of mid on their way: [chunk][group_max][CHUNK_UNITS]. In the order of perm they have to be
- * gathered, which waits. */
+ * gathered, which waits. MAY_GATHER: else has_perm is 0, which saves registers. */
+template <bool MAY_GATHER>
 DEVICE void stage_mid(uint4 *units, const struct experts_args *a, const struct down_step *s)
 {
     const int32_t *perm = down_of(a, s->group.expert)->perm;
@@ -351,7 +352,7 @@ DEVICE void stage_mid(uint4 *units, const struct experts_args *a, const struct d
     for (int j = 0; j < s->group.n; j++) {
         const uint16_t *mid = a->mid + (size_t)shuffle(s->group.column, 4 * j) * (size_t)a->width;
 
-        if (!a->has_perm) {
+        if (!MAY_GATHER || !a->has_perm) {
             for (int i = lane; i < n * CHUNK_UNITS; i += WARP) {
                 uint4 *to = units + (i / CHUNK_UNITS * a->group_max + j) * CHUNK_UNITS;
 
@@ -454,7 +455,8 @@ DEVICE void down_scales(struct down_block *b, const struct experts_args *a)
 
 /* After depend_wait(): all pairs' results; ends with a barrier. With two stages the weights of a warp's next
  * step are on their way while it multiplies. */
-template <int TYPE> DEVICE void down_products(struct down_block *b, const struct experts_args *a)
+template <int TYPE, bool MAY_GATHER>
+DEVICE void down_products(struct down_block *b, const struct experts_args *a)
 {
     int weight_units = EXPERTS_DOWN_CHUNKS * PART_UNITS, stage = 0;
     float acc[1][1][4] = {};
@@ -463,7 +465,7 @@ template <int TYPE> DEVICE void down_products(struct down_block *b, const struct
         struct down_step next;
 
         warp_sync(); /* the step before has been read */
-        stage_mid(b->mid, a, &b->s);
+        stage_mid<MAY_GATHER>(b->mid, a, &b->s);
         next = b->s;
         step_on(&next, a, b->n_pairs);
         if (a->stages > 1) {
@@ -510,7 +512,7 @@ template <int TYPE> DEVICE void down(const struct experts_args *a, uint4 *dynami
     down_start(&b, a, dynamic);
     down_scales(&b, a);
     depend_wait();
-    down_products<TYPE>(&b, a);
+    down_products<TYPE, true>(&b, a);
     for (int i = (int)threadIdx.x; i < b.n_rows * EXPERTS_DECODE_COLS;
          i += EXPERTS_DECODE_THREADS) {
         int row = i / EXPERTS_DECODE_COLS, col = i % EXPERTS_DECODE_COLS;

@@ -140,8 +140,8 @@ template <int TYPE> DEVICE void moe_down(const struct moe_down_args *a, uint4 *d
     shared_down_any(shared, a, b.n_rows);
     down_scales(&b, &a->experts);
     depend_wait();
-    is_joined = join_is_due(&a->join);
-    down_products<TYPE>(&b, &a->experts);
+    down_products<TYPE, false>(&b, &a->experts);
+    is_joined = join_is_due(&a->join); /* known before, but then in a register too many */
     if (is_joined) {
         if (threadIdx.x == 0) {
             join_wait(&a->join);
