@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/cuda_ahead.h"
 #include "backend/cuda/cuda_private.h"
 #include "base/size.h"
 
@@ -58,7 +57,6 @@ static void plan_free(struct cuda_backend *be)
     struct cuda_private *own = be->own;
 
     cuda_graphs_free(be);
-    cuda_ahead_free(be);
     cuda_constants_free(be);
     cuda_tables_free(be);
     cuda_forced_free(be);
@@ -142,9 +140,6 @@ static enum status ops_prepare(struct cuda_backend *be, struct error *err)
     }
     if (rc == OK) {
         rc = units_prepare(be, &most, err);
-    }
-    if (rc == OK) {
-        cuda_ahead_prepare(be);
     }
     if (rc == OK && most.scratch_bytes > 0) {
         rc = cuda_alloc(be, &scratch, most.scratch_bytes, "scratch", err);
@@ -576,7 +571,7 @@ static enum status attribute(struct cuda_backend *be, int *out, int which, struc
 /* Finds the card and says what it is; needs no context. */
 static enum status card_find(struct cuda_backend *be, int ordinal, struct error *err)
 {
-    int n = 0, major = 0, minor = 0, n_multiprocessors = 0, shared = 0, cache = 0;
+    int n = 0, major = 0, minor = 0, n_multiprocessors = 0, shared = 0;
     enum status rc = cuda_result(be, be->drv->device_get_count(&n), err, "cuDeviceGetCount");
 
     if (rc == OK && (ordinal < 0 || ordinal >= n)) {
@@ -596,11 +591,9 @@ static enum status card_find(struct cuda_backend *be, int ordinal, struct error 
     rc = rc == OK ? attribute(be, &minor, CUDA_ATTRIBUTE_CAPABILITY_MINOR, err) : rc;
     rc = rc == OK ? attribute(be, &n_multiprocessors, CUDA_ATTRIBUTE_MULTIPROCESSORS, err) : rc;
     rc = rc == OK ? attribute(be, &shared, CUDA_ATTRIBUTE_SHARED_OPTIN, err) : rc;
-    rc = rc == OK ? attribute(be, &cache, CUDA_ATTRIBUTE_CACHE_BYTES, err) : rc;
     be->card.sm = major * 10 + minor;
     be->card.n_multiprocessors = n_multiprocessors;
     be->card.shared_bytes_max = (size_t)shared;
-    be->card.cache_bytes = (size_t)cache;
     if (rc == OK && be->card.sm < SM_LEAST) {
         rc = error_set(err, ERR_UNSUPPORTED,
                        "'%s' has compute capability %d.%d, at least %d.%d is needed", be->card.name,
@@ -649,7 +642,6 @@ enum status cuda_backend_new(struct backend **out, const struct cuda_backend_opt
     own->memory_limit = o->memory_limit;
     own->no_graphs = o->no_graphs;
     own->no_fusions = o->no_fusions;
-    own->no_ahead = o->no_ahead;
     be->drv = o->driver;
     if (!be->drv) {
         struct error why;

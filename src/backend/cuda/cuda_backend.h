@@ -20,7 +20,6 @@ struct cuda_backend_options {
     int device;          /* ordinal among the visible cards */
     bool no_graphs;      /* run every step kernel by kernel; the same results */
     bool no_fusions;     /* every operation on its own; for comparisons */
-    bool no_ahead;       /* no kernel asks for weights of later ones; for comparisons */
     size_t memory_limit; /* bytes that the driver may show for this process; 0: the whole card */
     const struct cuda_driver *driver; /* NULL: libcuda.so.1. Tests give the emulator's */
 };
@@ -32,7 +31,6 @@ struct cuda_card {
     int n_multiprocessors;
     int driver_version;      /* as the driver counts: 12080 is 12.8 */
     size_t shared_bytes_max; /* of one block */
-    size_t cache_bytes;      /* of the second level */
     /* free_bytes: when the backend was made; before its context where NVIDIA's management library is
      * there to ask, else after. */
     size_t memory, free_bytes;

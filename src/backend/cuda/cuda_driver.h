@@ -33,7 +33,6 @@ enum {
 /* Arguments of the calls below. */
 enum {
     CUDA_ATTRIBUTE_MULTIPROCESSORS = 16, /* of a device */
-    CUDA_ATTRIBUTE_CACHE_BYTES = 38,     /* of the second level */
     CUDA_ATTRIBUTE_CAPABILITY_MAJOR = 75,
     CUDA_ATTRIBUTE_CAPABILITY_MINOR = 76,
     CUDA_ATTRIBUTE_REGISTERED_AT_HOST_ADDRESS = 91,

@@ -5,7 +5,6 @@
  * Shapes: those of attention_split (16-bit activations, heads of 64, 128 or 256); others run one by one.
  * Join:   a step whose sequences are short enough for few splits is one launch; with more splits,
  *         attention_join follows. */
-#include "backend/cuda/cuda_ahead.h"
 #include "backend/cuda/cuda_kv.h"
 #include "backend/cuda/kernels/attention_step_args.h"
 #include "base/size.h"
@@ -74,7 +73,7 @@ static enum status step_run(struct cuda_backend *be, const struct op *ops, void 
                             const struct state_pools *state, struct error *err)
 {
     const struct op_attention *u = &ops[ATTENTION].u.attention;
-    struct attention_step_args args = {.tickets = data, .ahead = cuda_ahead_of(be, ops)};
+    struct attention_step_args args = {.tickets = data};
     struct attention_args *a = &args.attention;
     enum status rc = cuda_attention_args(a, &ops[ATTENTION], shape, state, err);
     enum mma_kernel mma;
@@ -99,15 +98,12 @@ static enum status step_run(struct cuda_backend *be, const struct op *ops, void 
         a->span_first = (int32_t)i;
         grid.shared_bytes += STEP_MORE_ROWS * u->hd * sizeof(float);
         args.joins = grid.x <= STEP_JOIN_MAX;
-        grid.x += (unsigned)(cuda_ahead_blocks(be, &args.ahead, grid.x * grid.y * grid.z) /
-                             (grid.y * grid.z));
         rc = cuda_launch(be, &family,
                          (u->q.round == DTYPE_BF16 ? STEP_BF16 : STEP_F16) + (size_t)mma, grid,
                          &args, err);
         if (rc == OK && !args.joins) {
             rc = cuda_split_join(be, u, n, a, err);
         }
-        args.ahead.n_ranges = 0; /* once is enough */
     }
     return rc;
 }

@@ -3,7 +3,6 @@
  * Place:  backend/cuda; launches kernels/gdn_step.cu. What passes between the two ops stays in the kernel:
  *         the convolution's output is not written.
  * Shapes: those of the fast forms of both ops (four taps, heads of 128); others run one by one. */
-#include "backend/cuda/cuda_ahead.h"
 #include "backend/cuda/cuda_gdn.h"
 #include "backend/cuda/kernels/gdn_args.h"
 #include "base/size.h"
@@ -54,8 +53,7 @@ static enum status gdn_run(struct cuda_backend *be, const struct op *ops, void *
                            void *const *op_data, const struct cuda_shape *shape,
                            const struct state_pools *state, struct error *err)
 {
-    struct gdn_args args = {.tickets = data, .ahead = cuda_ahead_of(be, ops)};
-    size_t heads = ops[DELTA].u.delta.nv, more = cuda_ahead_blocks(be, &args.ahead, heads);
+    struct gdn_args args = {.tickets = data};
     enum status rc;
 
     if ((uintptr_t)state->conv % (2 * sizeof(float)) != 0) { /* two channels are one access */
@@ -68,7 +66,7 @@ static enum status gdn_run(struct cuda_backend *be, const struct op *ops, void *
     }
     return rc != OK ? rc
                     : cuda_launch(be, &family, 0,
-                                  (struct cuda_grid){.x = (unsigned)(heads + more),
+                                  (struct cuda_grid){.x = (unsigned)ops[DELTA].u.delta.nv,
                                                      .y = (unsigned)shape->n_spans,
                                                      .threads = DELTA_THREADS},
                                   &args, err);

@@ -16,7 +16,6 @@
  *         reads.
  * Takes:  16-bit activations, int4 experts in plain order, everything else of floats or int8 in whole pieces
  *         of 16 bytes. What is different runs op by op. */
-#include "backend/cuda/cuda_ahead.h"
 #include "backend/cuda/cuda_experts.h"
 #include "backend/cuda/cuda_offload.h"
 #include "backend/cuda/kernels/moe_args.h"
@@ -242,7 +241,6 @@ static enum status run_in(struct cuda_backend *be, const struct op *ops,
         .up_round = (int32_t)in->part[PART_UP].out.round,
         .mid_round = (int32_t)swiglu->out.round,
         .mid = swiglu->out.data,
-        .ahead = cuda_ahead_of_tail(be, ops, CUDA_AHEAD_IN),
     };
     struct cuda_grid grid = {
         .x = (unsigned)(route_blocks + mid_blocks + has_share),
@@ -265,7 +263,7 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
     const struct op_add_shared *add = &ops[ADD].u.add_shared;
     size_t half = ops[NORM].u.norm.out.round == DTYPE_F16;
     struct moe_choose_args choose = {.route = route_of(be, ops, data, shape)};
-    struct moe_gate_args gate = {.ahead = cuda_ahead_of_tail(be, ops, CUDA_AHEAD_GATE)};
+    struct moe_gate_args gate = {0};
     struct moe_down_args down = {
         .down = matrix_of(&ops[SHARED_DOWN].u.linear.part[0].w),
         .mid = ops[SWIGLU].u.swiglu.out.data,

@@ -55,7 +55,7 @@ struct cuda_unit { /* of a plan: the ops from its place on that small decode ste
 struct cuda_private {
     struct cuda_driver *opened; /* the table, if it is ours */
     size_t memory_limit;        /* 0: none */
-    bool no_graphs, no_fusions, no_ahead;
+    bool no_graphs, no_fusions;
     bool is_lost; /* after an error that the driver does not come back from */
     struct error lost;
 
@@ -75,7 +75,6 @@ struct cuda_private {
     size_t n_ops;
     void **data;
     struct cuda_unit *units;  /* [n_ops] */
-    struct ahead_args *ahead; /* [n_ops], cuda_ahead.c; or NULL */
     struct cuda_chunk *constants;
     bool is_measuring; /* no card is asked: constants are only counted (cuda_measure.c) */
     size_t measured_bytes;

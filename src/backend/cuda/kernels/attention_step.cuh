@@ -14,7 +14,6 @@
 #ifndef BACKEND_CUDA_ATTENTION_STEP_CUH
 #define BACKEND_CUDA_ATTENTION_STEP_CUH
 
-#include "backend/cuda/kernels/ahead.cuh"
 #include "backend/cuda/kernels/attention_split.cuh"
 #include "backend/cuda/kernels/attention_step_args.h"
 #include "backend/cuda/kernels/qkv.cuh"
@@ -410,7 +409,6 @@ DEVICE void step_attend(const struct attention_step_args &a, unsigned char *shar
 
     if (!attention_short_tile(&a.attention, SPLIT_LANES, (int)blockIdx.x, (int)blockIdx.y,
                               (int)blockIdx.z, &t)) {
-        ahead_by_thread(&a.ahead, 0);
         depend_wait(); /* who waits for this kernel relies on the ones before it too */
         return;
     }
@@ -426,7 +424,6 @@ DEVICE void step_attend(const struct attention_step_args &a, unsigned char *shar
         split_load_values<ACT, KV, HD>(&a.attention, &old, page, token, &v);
     }
     page = kv_page(&a.attention, &old, token + ATTENTION_PAGE);
-    ahead_by_thread(&a.ahead, 0);
     step_norms_begin<HD>(&a.qkv, &own);
     qkv_angles(&a.qkv, own.turn, newest);
     depend_wait();

@@ -1,12 +1,10 @@
 /* attention_step_args.h - what the kernels of attention_step.cuh take: OP_QKV and OP_ATTENTION of one token.
  *
  * Place: backend/cuda/kernels; C and device code.
- * Grid:  that of attention_split; spans have one row each. More blocks in x, which are splits of nothing, ask for
- *        what later kernels read. */
+ * Grid:  that of attention_split; spans have one row each. */
 #ifndef BACKEND_CUDA_ATTENTION_STEP_ARGS_H
 #define BACKEND_CUDA_ATTENTION_STEP_ARGS_H
 
-#include "backend/cuda/kernels/ahead_args.h"
 #include "backend/cuda/kernels/attention_args.h"
 
 enum {
@@ -20,7 +18,6 @@ struct attention_step_args {
     struct qkv_args qkv;
     int32_t joins;    /* the last block of a span joins its splits; else attention_join does */
     int32_t *tickets; /* [z of the grid][nkv], zeros before and after */
-    struct ahead_args ahead;
 };
 
 #endif

@@ -9,7 +9,6 @@
  *         new one before all have read. Each draws a ticket when it has; who draws the last writes, and
  *         puts the tickets back. Their values are the same in every block, so the order of blocks does not
  *         show. The channels of values belong to one block. */
-#include "backend/cuda/kernels/ahead.cuh"
 #include "backend/cuda/kernels/delta_step.cuh"
 #include "backend/cuda/kernels/gdn_args.h"
 
@@ -160,8 +159,7 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     if ((int)blockIdx.y < a.conv.view.counts[STEP_SPANS]) {
         span = a.conv.view.spans[blockIdx.y];
     }
-    if (span.n_rows != 1 || h >= a.delta.nv) {
-        ahead_by_thread(&a.ahead, DELTA_THREADS - 1);
+    if (span.n_rows != 1) {
         depend_wait(); /* the next kernel takes our end for theirs */
         return;
     }
@@ -180,7 +178,6 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     } else {
         state_zero(S);
     }
-    ahead_by_thread(&a.ahead, DELTA_THREADS - 1);
     delta_args.norm = norm;
     if (me < DELTA_DIM) {
         norm[me] = a.delta.norm[me];

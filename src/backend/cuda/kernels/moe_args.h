@@ -8,7 +8,6 @@
 #ifndef BACKEND_CUDA_MOE_ARGS_H
 #define BACKEND_CUDA_MOE_ARGS_H
 
-#include "backend/cuda/kernels/ahead_args.h"
 #include "backend/cuda/kernels/experts_args.h"
 #include "backend/cuda/kernels/offload_args.h"
 #include "backend/cuda/kernels/route_args.h"
@@ -45,7 +44,6 @@ struct moe_in_args {
     int32_t width, gate_round, up_round, mid_round;
     float *mid;       /* [rows][width] */
     float *share_out; /* [rows] before the sigmoid */
-    struct ahead_args ahead;
 };
 
 /* One block; a warp per row. */
@@ -58,7 +56,6 @@ struct moe_choose_args {
 /* As experts_gate_up_decode_*. */
 struct moe_gate_args {
     struct experts_args experts;
-    struct ahead_args ahead;
 };
 
 /* Blocks of EXPERTS_DECODE_COLS columns. */

@@ -1,7 +1,6 @@
 /* moe_gate.cu - gate and up of the chosen experts.
  *
  * Place: backend/cuda/kernels; launched by cuda_fuse_moe.c between moe_choose.cu and moe_down.cu. */
-#include "backend/cuda/kernels/ahead.cuh"
 #include "backend/cuda/kernels/experts_decode.cuh"
 #include "backend/cuda/kernels/moe_args.h"
 
@@ -12,7 +11,6 @@
         SHARED int32_t columns[EXPERTS_DECODE_MAX];                                                \
         DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \
-        ahead_by_thread(&a.ahead, EXPERTS_DECODE_THREADS - 1);                                     \
         gate_up<type>(&a.experts, dynamic, part, columns);                                         \
     }
 

@@ -6,7 +6,6 @@
  *        what has arrived. The shared expert's blocks run beside the router's.
  * Sums:  in float32 multiply-adds, as in route.cu. Normed rows are kept in the 16 bits that they are
  *        rounded to. */
-#include "backend/cuda/kernels/ahead.cuh"
 #include "backend/cuda/kernels/mma.cuh"
 #include "backend/cuda/kernels/moe_weights.cuh"
 #include "backend/cuda/kernels/quad.cuh"
@@ -300,7 +299,6 @@ DEVICE void moe_in(const struct moe_in_args *a, uint4 *dynamic, float *sums)
         copy16_async(dynamic + q, a->norm + QUAD * q, true);
     }
     copy_commit();
-    ahead_by_thread(&a->ahead, MOE_THREADS - 1);
     depend_wait();
     norm_rows<TYPE, R>((uint2 *)u, weight, sums, a, n_rows);
     multiply_any<TYPE, R>(acc, &row, &p, u, n_in / 8, n_rows);
