@@ -75,7 +75,7 @@ static enum status home_check(const struct expert_home *home, struct error *err)
 
 /* What the tables' memory is cut into. */
 struct cut {
-    size_t slot_of, owner, matrices, blocks, list, resolved, posted, n_bytes;
+    size_t slot_of, owner, matrices, blocks, list, resolved, posted, arrived, n_bytes;
 };
 
 static bool cut_add(struct cut *c, size_t *at, size_t rows, size_t each)
@@ -98,7 +98,8 @@ static bool tables_cut(struct cut *c, const struct expert_home *home)
            cut_add(c, &c->blocks, home->n_layers, sizeof(uint8_t *)) &&
            cut_add(c, &c->list, 1, sizeof(struct offload_list)) &&
            cut_add(c, &c->resolved, EXPERT_HOME_PAIRS, sizeof(int32_t)) &&
-           cut_add(c, &c->posted, 1, sizeof(int32_t));
+           cut_add(c, &c->posted, 1, sizeof(int32_t)) &&
+           cut_add(c, &c->arrived, home->n_layers, sizeof(uint32_t));
 }
 
 static void pool_fill(struct cuda_offload *o, const struct cut *c)
@@ -128,6 +129,7 @@ static void pool_fill(struct cuda_offload *o, const struct cut *c)
     o->list = (struct offload_list *)(void *)(tables + c->list);
     o->resolved = (int32_t *)(void *)(tables + c->resolved);
     o->posted = (int32_t *)(void *)(tables + c->posted);
+    o->arrived = (uint32_t *)(void *)(tables + c->arrived);
 }
 
 /* All experts are on the host. */
@@ -464,6 +466,7 @@ struct offload_join cuda_offload_join(const struct cuda_backend *be, const struc
         .posted = o->home->has_cpu ? o->posted : NULL,
         .ticket = &p.orders->ticket,
         .answered = &o->mail[layer].answered,
+        .arrived = &o->arrived[layer],
         .y = o->mail[layer].y,
         .late_layer = &p.counts->late_layer,
         .layer = (int32_t)layer,

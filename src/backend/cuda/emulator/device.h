@@ -248,6 +248,10 @@ DEVICE float system_value(const float *p)
 {
     return *p;
 }
+DEVICE void system_store(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 DEVICE void system_store2(uint32_t *p, uint32_t first, uint32_t second)
 {
     emulator_system_store2(p, first, second);

@@ -121,6 +121,11 @@ DEVICE float system_value(const float *p)
     asm volatile("ld.relaxed.sys.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
     return v;
 }
+DEVICE void system_store(uint32_t *p,
+                         uint32_t v) /* what this thread has seen is seen by who sees it */
+{
+    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 DEVICE void system_store2(uint32_t *p, uint32_t first, uint32_t second)
 {
     asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"((uint64_t)second << 32 | first)
