@@ -101,6 +101,7 @@ static void weights_count(struct placement *p)
     size_t layer;
 
     in->bytes[BUDGET_EMBEDDING] = o->class_bytes[CLASS_EMBEDDING];
+    in->spilled[BUDGET_EMBEDDING] = o->embedding_may_stay_bytes;
     in->bytes[BUDGET_DENSE] = o->vector_bytes + o->original_bytes;
     for (int c = 0; c < CLASS_COUNT; c++) {
         bool is_apart = c == CLASS_EMBEDDING || (c == CLASS_EXPERT && o->has_blocks);

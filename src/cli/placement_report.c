@@ -128,7 +128,11 @@ static void print_experts(struct buf *out, const struct placement *p)
     }
     buf_appendf(out, "; %.2f GiB without; %zu blocks of %.2f MB of staging\n", gib(b->absent_bytes),
                 b->n_staging, (double)p->in.block_bytes * 1e-6);
-    buf_appendf(out, "  host memory: %.2f GiB of it for experts", gib(b->host_bytes));
+    buf_appendf(out, "  host memory: %.2f GiB for experts", gib(b->host[BUDGET_EXPERTS]));
+    if (b->host[BUDGET_EMBEDDING] > 0) {
+        buf_appendf(out, ", %.2f GiB for the embedding, whose rows are read over the link",
+                    gib(b->host[BUDGET_EMBEDDING]));
+    }
     if (p->target.host_bytes_max != SIZE_MAX) {
         buf_appendf(out, ", %.2f GiB are available", gib(p->target.host_bytes_max));
     }
@@ -154,7 +158,7 @@ void placement_print(struct buf *out, const struct placement *p)
     }
     buf_appendf(out, "  %-20s %14s %14s\n", "", t->is_host ? "" : "card", "host");
     for (int c = 0; c < BUDGET_CLASS_COUNT; c++) {
-        size_t host = c == BUDGET_EXPERTS ? b->host_bytes : 0;
+        size_t host = b->host[c];
 
         if (b->bytes[c] > 0 || host > 0) {
             print_row(out, budget_class_name((enum budget_class)c), t->is_host ? 0 : b->bytes[c],
@@ -200,7 +204,7 @@ static void key_of(char out[TEXT_BYTES], const char *name)
     }
 }
 
-static struct json_object *classes_json(const struct budget_plan *b)
+static struct json_object *classes_json(const size_t n_bytes[BUDGET_CLASS_COUNT])
 {
     struct json_object *o = json_object_new_object();
     char key[TEXT_BYTES];
@@ -208,7 +212,7 @@ static struct json_object *classes_json(const struct budget_plan *b)
 
     for (int c = 0; ok && c < BUDGET_CLASS_COUNT; c++) {
         key_of(key, budget_class_name((enum budget_class)c));
-        ok = put_size(o, key, b->bytes[c]);
+        ok = put_size(o, key, n_bytes[c]);
     }
     if (!ok) {
         json_object_put(o);
@@ -227,7 +231,8 @@ static struct json_object *experts_json(const struct placement *p)
         put_size(o, "layers_overflowing", b->overflows ? p->in.n_layers_overflow : 0) &&
         put_size(o, "overflowing", b->n_overflowing) && put_size(o, "slots", b->n_slots) &&
         put_size(o, "staging_blocks", b->n_staging) &&
-        put_size(o, "absent_bytes", b->absent_bytes) && put_size(o, "host_bytes", b->host_bytes)) {
+        put_size(o, "absent_bytes", b->absent_bytes) &&
+        put_size(o, "host_bytes", b->host[BUDGET_EXPERTS])) {
         return o;
     }
     json_object_put(o);
@@ -248,7 +253,8 @@ struct json_object *placement_json(const struct placement *p)
         put_size(o, "static_bytes", p->plan.static_bytes) &&
         put_size(o, "max_running_requests", p->max_running) &&
         put_size(o, "max_total_tokens", p->max_total_tokens) &&
-        put(o, "bytes", classes_json(&p->plan)) && put(o, "experts", experts_json(p))) {
+        put(o, "bytes", classes_json(p->plan.bytes)) &&
+        put(o, "host_bytes", classes_json(p->plan.host)) && put(o, "experts", experts_json(p))) {
         return o;
     }
     json_object_put(o);

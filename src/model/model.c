@@ -110,7 +110,8 @@ static enum status weights_bring(struct model *m, struct progress *progress, str
     enum status rc = OK;
 
     if (o) {
-        rc = weights_overflow(&shape, &m->weights, &m->spec, o->may_overflow, m->be, progress, err);
+        rc = weights_overflow(&shape, &m->weights, &m->spec, o->may_overflow, m->be,
+                              m->options.pool, progress, err);
     }
     if (rc == OK) {
         rc = weights_upload(&m->weights, &m->spec, m->be, m->options.pool, progress, err);

@@ -167,6 +167,11 @@ static void sums_make(struct outliner *b, bool to_int8)
     for (size_t i = 0; i < spec->n_matrices; i++) {
         m->class_bytes[spec->matrices[i].weight_class] += weight_bytes(&m->weights.matrices[i]);
     }
+    /* As weights_embedding_may_stay(). */
+    if (spec->head != spec->embed && m->weights.matrices[spec->embed].kind == WEIGHT_DENSE &&
+        !b->is_rewritten[spec->embed]) {
+        m->embedding_may_stay_bytes = weight_bytes(&m->weights.matrices[spec->embed]);
+    }
     if (m->weights.tied_head.kind != WEIGHT_NONE) {
         m->class_bytes[CLASS_HEAD] += weight_bytes(&m->weights.tied_head);
     }

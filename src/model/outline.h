@@ -25,6 +25,8 @@ struct model_outline {
     size_t class_bytes
         [CLASS_COUNT]; /* matrices as kernels read them; a tied head counts as a head only
                                         where it has a copy of its own */
+    size_t
+        embedding_may_stay_bytes; /* in host memory, when experts overflow; of the class's bytes */
     size_t vector_bytes;
     size_t original_bytes; /* of rewritten matrices that became int8: loaded besides */
 

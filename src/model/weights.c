@@ -535,6 +535,7 @@ void weights_device_write(struct backend *be, uint8_t *device, const void *host,
 void weights_release(struct model_weights *w)
 {
     weights_release_experts(w);
+    weights_release_embedding(w);
     for (size_t i = 0; i < w->n_device_buffers; i++) {
         w->be->ops->buffer_free(w->be, w->device_buffers[i]);
     }

@@ -52,7 +52,12 @@ struct model_weights {
     size_t n_arenas;
     uint8_t *passing;            /* while loading: what arenas on their way to the device share */
     const uint8_t **overflowing; /* [those that stay] -> their base */
-    uint8_t *int8_block;         /* of dense_quant.h */
+    /* Of weights_overflow.h: the input embedding, when it stays in host memory; NULL: it is where the
+     * other matrices are. */
+    uint8_t *embedding;
+    bool
+        embedding_is_pinned; /* it is ours and pinned by the device; else of the device's host_new */
+    uint8_t *int8_block;     /* of dense_quant.h */
     size_t int8_bytes;
     struct backend *be; /* whose memory the device buffers and arenas that stay are */
     void **device_buffers;

@@ -1,4 +1,4 @@
-/* weights_experts.h - places for the routed experts. Private to model/weights*.c. */
+/* weights_experts.h - places for the routed experts, and their end. Private to model/weights*.c. */
 #ifndef MODEL_WEIGHTS_EXPERTS_H
 #define MODEL_WEIGHTS_EXPERTS_H
 
@@ -13,6 +13,7 @@ enum status weights_place_experts(struct model_weights *w, bool *is_placed,
                                   const struct model_spec *spec, const struct binding *bound,
                                   const struct weights_target *to, struct error *err);
 void weights_release_experts(struct model_weights *w);
+void weights_release_embedding(struct model_weights *w); /* of weights_overflow.c */
 
 /* Lets the matrices of the arena's experts be views of its blocks where these are now. */
 void weights_view_experts(struct model_weights *w, const struct expert_arena *a);

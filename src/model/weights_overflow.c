@@ -3,14 +3,19 @@
  * Idea: the loader has written the blocks on all threads, to huge pages where the kernel gives them; so
  *       they are pinned where they are, which copies nothing and touches no page for the first time.
  *       Memory that the driver allocates itself would be cleared by one thread. It is the way out where
- *       memory of others cannot be pinned. */
+ *       memory of others cannot be pinned.
+ *       The embedding is in a mapped file, whose pages not every system pins: it is copied first. */
 #include "model/weights_overflow.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arena.h"
+#include "base/pool.h"
 #include "model/weights_experts.h"
+
+enum { COPY_GRAIN = 2 << 20 }; /* a huge page, which who writes first also clears */
 
 typedef enum status moe_fn(void *ctx, size_t layer, const struct moe_spec *moe, struct error *err);
 
@@ -38,6 +43,7 @@ struct overflow {
     struct offload_shape *shape;
     struct model_weights *w;
     struct backend *be;
+    struct pool *pool;
     struct progress *progress;
     size_t done, total; /* bytes */
 };
@@ -116,11 +122,89 @@ static enum status layer_pin(void *ctx, size_t layer, const struct moe_spec *moe
     return OK;
 }
 
+/* ---- the embedding ---- */
+
+bool weights_embedding_may_stay(const struct model_weights *w, const struct model_spec *spec)
+{
+    const struct weight *m = &w->matrices[spec->embed];
+
+    return spec->head != spec->embed && m->kind == WEIGHT_DENSE &&
+           (uintptr_t)m->data - (uintptr_t)w->block >= w->block_bytes;
+}
+
+struct copying {
+    uint8_t *to;
+    const uint8_t *from;
+};
+
+static void copy_range(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    const struct copying *c = ctx;
+
+    (void)thread;
+    memcpy(c->to + begin, c->from + begin, end - begin);
+}
+
+static void copy(struct overflow *o, uint8_t *to, const void *from, size_t n_bytes)
+{
+    struct copying c = {to, from};
+
+    pool_run(o->pool, n_bytes, COPY_GRAIN, copy_range, &c);
+}
+
+static enum status embedding_keep(struct overflow *o, struct weight *m, struct error *err)
+{
+    const struct backend_ops *ops = o->be->ops;
+    size_t n_bytes = weight_bytes(m);
+    uint8_t *own = huge_new(n_bytes);
+
+    if (own) {
+        copy(o, own, m->data, n_bytes);
+        o->w->embedding_is_pinned = ops->host_pin && ops->host_pin(o->be, own, n_bytes);
+    }
+    if (own && !o->w->embedding_is_pinned) {
+        free(own);
+        own = NULL;
+    }
+    if (!own) {
+        own = ops->host_new(o->be, n_bytes);
+        if (!own) {
+            return error_set(err, ERR_NO_MEMORY,
+                             "the embedding's %zu MiB could not be pinned in host memory, after "
+                             "%zu MiB of experts: let the process lock more (ulimit -l), or leave "
+                             "it more memory",
+                             n_bytes >> 20, o->done >> 20);
+        }
+        copy(o, own, m->data, n_bytes);
+    }
+    o->w->embedding = own;
+    m->data = own;
+    o->done += n_bytes;
+    progress_update(o->progress, o->done);
+    return OK;
+}
+
+void weights_release_embedding(struct model_weights *w)
+{
+    if (w->embedding && !w->embedding_is_pinned) {
+        w->be->ops->host_free(w->be, w->embedding);
+    } else if (w->embedding) {
+        w->be->ops->host_unpin(w->be, w->embedding);
+        free(w->embedding);
+    }
+    w->embedding = NULL;
+}
+
+/* ---- all of it ---- */
+
 enum status weights_overflow(struct offload_shape *shape, struct model_weights *w,
                              const struct model_spec *spec, const bool *may_overflow,
-                             struct backend *be, struct progress *progress, struct error *err)
+                             struct backend *be, struct pool *pool, struct progress *progress,
+                             struct error *err)
 {
-    struct overflow o = {.shape = shape, .w = w, .be = be, .progress = progress};
+    struct overflow o = {.shape = shape, .w = w, .be = be, .pool = pool, .progress = progress};
+    struct weight *embedding =
+        weights_embedding_may_stay(w, spec) ? &w->matrices[spec->embed] : NULL;
     enum status rc;
 
     *shape = (struct offload_shape){0};
@@ -140,8 +224,12 @@ enum status weights_overflow(struct offload_shape *shape, struct model_weights *
     }
     shape->blocks = w->overflowing;
     shape->n_layers = 0; /* counts again */
+    o.total += embedding ? weight_bytes(embedding) : 0;
     progress_start(progress, "pin", PROGRESS_BYTES, o.total);
     rc = each_moe(spec, may_overflow, layer_pin, &o, err);
+    if (rc == OK && embedding) {
+        rc = embedding_keep(&o, embedding, err);
+    }
     progress_finish(progress);
     return rc;
 }

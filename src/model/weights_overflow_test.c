@@ -217,7 +217,8 @@ static void everything_moves(void **state)
     }
 }
 
-/* Layers 1 and 3 overflow; `pins` of them can be pinned where they are, the others become copies. */
+/* Layers 1 and 3 overflow; `pins` of them and then the embedding can be pinned where they are, the others become
+ * copies. */
 static void overflow_case(size_t pins)
 {
     const bool may[LAYERS] = {false, true, false, true};
@@ -229,14 +230,19 @@ static void overflow_case(size_t pins)
     open_fixture(&want, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
     device.pins_left = pins;
     load(&w, &want, may);
-    assert_int_equal(weights_overflow(&shape, &w, &want.m->spec, may, &stand_in, NULL, &err), OK);
+    assert_int_equal(weights_overflow(&shape, &w, &want.m->spec, may, &stand_in,
+                                      cpu_backend_pool(want.cpu), NULL, &err),
+                     OK);
     assert_int_equal(device.n_pinned, pins);
-    assert_int_equal(device.n_host, 2 - pins);
+    assert_int_equal(device.n_host, 3 - pins);
+    assert_int_equal(w.embedding_is_pinned, pins == 3);
     assert_int_equal(shape.n_layers, 2);
     assert_int_equal(shape.n_experts, w.arenas[1].n_experts);
     assert_int_equal(shape.hidden, want.m->spec.hidden);
     assert_int_equal(shape.block.n_bytes, w.arenas[1].block.n_bytes);
     upload(&w, &want);
+    assert_non_null(w.embedding);
+    assert_ptr_equal(w.matrices[want.m->spec.embed].data, w.embedding);
     for (size_t l = 0; l < LAYERS; l++) {
         const struct expert_arena *a = &w.arenas[l];
 
@@ -256,9 +262,44 @@ static void overflow_case(size_t pins)
 static void some_layers_stay(void **state)
 {
     (void)state;
+    overflow_case(3);
     overflow_case(2);
     overflow_case(1);
     overflow_case(0);
+}
+
+/* What goes to the device anyway, or is read whole there. */
+static void embeddings_that_go(void **state)
+{
+    const bool may[LAYERS] = {false, true, false, true};
+    struct offload_shape shape;
+    struct model_weights w;
+    struct test_model t;
+    struct error err = {0};
+    matrix_slot head;
+    void *block;
+
+    (void)state;
+    open_fixture(&t, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
+    head = t.m->spec.head;
+    for (size_t is_tied = 0; is_tied < 2; is_tied++) {
+        load(&w, &t, may);
+        t.m->spec.head = is_tied ? t.m->spec.embed : head;
+        block = w.block;
+        if (!is_tied) { /* as if the table were in it */
+            w.block = (void *)(uintptr_t)w.matrices[t.m->spec.embed].data;
+        }
+        assert_false(weights_embedding_may_stay(&w, &t.m->spec));
+        assert_int_equal(weights_overflow(&shape, &w, &t.m->spec, may, &stand_in, NULL, NULL, &err),
+                         OK);
+        assert_null(w.embedding);
+        w.block = block;
+        t.m->spec.head = head;
+        upload(&w, &t);
+        weights_release(&w);
+    }
+    test_model_close(&t);
+    nothing_is_held();
 }
 
 /* The device's memory ends with each allocation in turn. */
@@ -293,8 +334,8 @@ static void expect_refusal(struct test_model *t, struct backend *be, enum status
     struct offload_shape shape;
     struct error err = {0};
 
-    assert_int_equal(weights_overflow(&shape, &t->m->weights, &t->m->spec, NULL, be, NULL, &err),
-                     code);
+    assert_int_equal(
+        weights_overflow(&shape, &t->m->weights, &t->m->spec, NULL, be, NULL, NULL, &err), code);
     if (!strstr(err.text, part)) {
         fail_msg("'%s' is not in '%s'", part, err.text);
     }
@@ -310,7 +351,7 @@ static void refusals(void **state)
     (void)state;
     open_fixture(&t, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
     assert_int_equal(
-        weights_overflow(&shape, &t.m->weights, &t.m->spec, none, &stand_in, NULL, &err), OK);
+        weights_overflow(&shape, &t.m->weights, &t.m->spec, none, &stand_in, NULL, NULL, &err), OK);
     assert_int_equal(shape.n_layers, 0);
     expect_refusal(&t, t.cpu, ERR_UNSUPPORTED, "the cpu backend has no way for it");
     t.m->weights.arenas[2].block.shape.group /= 2;
@@ -323,6 +364,13 @@ static void refusals(void **state)
     test_model_close(&t);
     nothing_is_held();
 
+    open_fixture(&t, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
+    device.pins_left = LAYERS;
+    device.host_left = 0;
+    expect_refusal(&t, &stand_in, ERR_NO_MEMORY, "the embedding's 0 MiB could not be pinned");
+    test_model_close(&t);
+    nothing_is_held();
+
     open_fixture(&t, "tiny-qwen3_5-moe", DENSE_QUANT_NONE);
     expect_refusal(&t, &stand_in, ERR_UNSUPPORTED, "layer 0: its experts are not quantised");
     test_model_close(&t);
@@ -332,9 +380,8 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(everything_moves),
-        cmocka_unit_test(some_layers_stay),
-        cmocka_unit_test(no_device_memory),
+        cmocka_unit_test(everything_moves),   cmocka_unit_test(some_layers_stay),
+        cmocka_unit_test(embeddings_that_go), cmocka_unit_test(no_device_memory),
         cmocka_unit_test(refusals),
     };
 

@@ -1,7 +1,7 @@
 /* weights_upload.c - see weights_upload.h.
  *
  * Idea: loading leaves the weights in two large pieces (the rewritten block, the int8 block), in mapped
- *       files, and in arenas of experts, which are where they shall be. Each piece becomes one buffer of
+ *       files, and in arenas of experts, which are where they shall be, as is an embedding that stays. Each piece becomes one buffer of
  *       the device; a pointer into a piece becomes the same place in its buffer. Mapped matrices share
  *       one more buffer, each on a border of its own, since files align as they like. */
 #include "model/weights_upload.h"
@@ -49,7 +49,7 @@ static const struct piece *piece_of(const struct uploader *u, const void *at)
     return NULL;
 }
 
-/* The device's place of a host address; what is in no piece is in an arena, and right. */
+/* The device's place of a host address; what is in no piece is where it shall be. */
 static const void *translate(const struct uploader *u, const void *at)
 {
     const struct piece *p = at ? piece_of(u, at) : NULL;
@@ -81,7 +81,8 @@ static void mapped_find(struct uploader *u)
         const struct weight *m = &u->w->matrices[i];
 
         u->mapped_at[i] = NOT_MAPPED;
-        if (m->kind == WEIGHT_DENSE && m->data && !piece_of(u, m->data)) {
+        if (m->kind == WEIGHT_DENSE && m->data && m->data != u->w->embedding &&
+            !piece_of(u, m->data)) {
             u->mapped_at[i] = u->mapped_bytes;
             u->mapped_bytes += (matrix_bytes(m) + MAPPED_ALIGN - 1) / MAPPED_ALIGN * MAPPED_ALIGN;
             u->total += matrix_bytes(m);

@@ -9,7 +9,7 @@
 #include "base/status.h"
 #include "model/weights.h"
 
-/* Copies every matrix and vector that is not in an arena to be's memory, lets w's pointers be the
+/* Copies every matrix and vector that is not in an arena, and not an embedding that stays, to be's memory, lets w's pointers be the
  * device's, and gives the host's copies back piece by piece; what is mapped from files stays mapped. Arenas
  * are on the device already, or they stay (weights_overflow.h). Nothing happens when be computes in host memory. w keeps what
  * it holds on the device until weights_release. ERR_NO_MEMORY names the size that did not fit; w can

@@ -68,9 +68,10 @@ double budget_hits_local(double share)
 /* Fills the totals; false: they do not fit a size_t. */
 static bool sum_up(struct budget_plan *p)
 {
-    p->total_bytes = p->static_bytes = 0;
+    p->total_bytes = p->static_bytes = p->host_bytes = 0;
     for (int c = 0; c < BUDGET_CLASS_COUNT; c++) {
-        if (!size_add(&p->total_bytes, p->total_bytes, p->bytes[c])) {
+        if (!size_add(&p->total_bytes, p->total_bytes, p->bytes[c]) ||
+            !size_add(&p->host_bytes, p->host_bytes, p->host[c])) {
             return false;
         }
         if (budget_class_is_static((enum budget_class)c)) {
@@ -96,6 +97,11 @@ static size_t room(const struct budget_plan *p)
     return size_min(over(p->total_max, p->total_bytes), over(p->static_max, p->static_bytes));
 }
 
+static size_t experts_that_may(const struct budget_input *in)
+{
+    return in->n_layers_overflow * in->n_experts; /* both from a checked config */
+}
+
 static bool layout(struct budget_plan *p, const struct budget_input *in, bool overflows,
                    size_t n_slots, size_t n_staging)
 {
@@ -104,8 +110,13 @@ static bool layout(struct budget_plan *p, const struct budget_input *in, bool ov
     size_t layer;
 
     memcpy(p->bytes, in->bytes, sizeof p->bytes);
+    memset(p->host, 0, sizeof p->host);
     for (int c = 0; overflows && c < BUDGET_CLASS_COUNT; c++) {
-        fits = fits && size_add(&p->bytes[c], p->bytes[c], in->overflowing[c]);
+        p->host[c] = size_min(in->spilled[c], in->bytes[c]);
+        fits = fits && size_add(&p->bytes[c], in->bytes[c] - p->host[c], in->overflowing[c]);
+    }
+    if (overflows) {
+        p->host[BUDGET_EXPERTS] = experts_that_may(in) * in->block_bytes;
     }
     p->overflows = overflows;
     p->n_slots = overflows ? n_slots : 0;
@@ -203,11 +214,6 @@ static enum status refuse(struct error *err, const char *param, const char *what
 
 /* ---- the plan ---- */
 
-static size_t experts_that_may(const struct budget_input *in)
-{
-    return in->n_layers_overflow * in->n_experts; /* both from a checked config */
-}
-
 /* Slots asked for by number; *n is left alone when they were not. */
 static enum status slots_asked(size_t *n, const struct budget_input *in, struct error *err)
 {
@@ -280,8 +286,8 @@ static enum status check_host(const struct budget_plan *p, const struct budget_i
         return OK;
     }
     return error_set_param(err, ERR_NO_MEMORY, "cpu-offload-gb",
-                           "the host's memory is too small: %.2f GiB for routed experts that "
-                           "overflow, %.2f GiB are available",
+                           "the host's memory is too small: %.2f GiB for what overflows, %.2f GiB "
+                           "are available",
                            (double)p->host_bytes / GIB, (double)in->host_bytes_max / GIB);
 }
 
@@ -296,7 +302,7 @@ static enum status make_overflowing(struct budget_plan *p, const struct budget_i
         return too_large(err);
     }
     p->n_overflowing = all;
-    p->host_bytes = p->absent_bytes = all * in->block_bytes;
+    p->absent_bytes = all * in->block_bytes;
     if (excess(p) > 0) { /* then every slot is worth more than a smooth stream */
         n_staging = BUDGET_STAGING_LEAST;
         layout(p, in, true, 0, n_staging);

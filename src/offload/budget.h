@@ -49,6 +49,8 @@ struct budget_input {
      * `overflowing` is added: larger scratch, more tables. */
     size_t bytes[BUDGET_CLASS_COUNT];
     size_t overflowing[BUDGET_CLASS_COUNT];
+    size_t
+        spilled[BUDGET_CLASS_COUNT]; /* of `bytes`: in host memory instead when experts overflow */
 
     /* Routed experts of one size; other experts count as dense. */
     size_t n_layers;          /* that have such experts */
@@ -78,7 +80,8 @@ struct budget_plan {
     size_t bytes[BUDGET_CLASS_COUNT]; /* on the device */
     size_t total_bytes, static_bytes; /* on the device */
     size_t total_max, static_max;     /* what they may be */
-    size_t host_bytes;                /* of experts in host memory */
+    size_t host[BUDGET_CLASS_COUNT];  /* in host memory, experts that overflow among them */
+    size_t host_bytes;                /* their sum */
     size_t absent_bytes;              /* of experts without a slot */
 };
 

@@ -76,7 +76,10 @@ static void check_sums(const struct budget_plan *p, const struct budget_input *i
     assert_int_equal(p->bytes[BUDGET_SLOTS], p->n_slots * in->block_bytes);
     if (p->overflows) {
         assert_int_equal(p->absent_bytes, (p->n_overflowing - p->n_slots) * in->block_bytes);
-        assert_int_equal(p->host_bytes, p->n_overflowing * in->block_bytes);
+        assert_int_equal(p->host[BUDGET_EXPERTS], p->n_overflowing * in->block_bytes);
+        assert_int_equal(p->host_bytes, p->host[BUDGET_EXPERTS] + in->spilled[BUDGET_EMBEDDING]);
+        assert_int_equal(p->bytes[BUDGET_EMBEDDING],
+                         in->bytes[BUDGET_EMBEDDING] - in->spilled[BUDGET_EMBEDDING]);
         assert_true(p->slots_least * in->n_layers_overflow <= p->n_slots &&
                     p->slots_most * in->n_layers_overflow >= p->n_slots);
     }
@@ -190,6 +193,33 @@ static void test_exact(void **state)
     in.static_fraction = 0.5;
     p = make(&in);
     assert_true(in.base_bytes / 2 - p.static_bytes < BLOCK_BYTES);
+}
+
+/* The embedding's memory becomes slots, and nothing else changes. */
+static void test_spilled(void **state)
+{
+    struct budget_input in = qwen(16, 65536, 4);
+    struct budget_plan p = make(&in), q;
+    size_t n_bytes = in.bytes[BUDGET_EMBEDDING];
+
+    (void)state;
+    in.spilled[BUDGET_EMBEDDING] = n_bytes;
+    q = make(&in);
+    assert_in_range(q.n_slots, p.n_slots + n_bytes / BLOCK_BYTES,
+                    p.n_slots + n_bytes / BLOCK_BYTES + 1);
+    assert_int_equal(q.host_bytes, p.host_bytes + n_bytes);
+    in.base_bytes = gib(32); /* fits: it stays on the card */
+    p = make(&in);
+    assert_false(p.overflows);
+    assert_int_equal(p.bytes[BUDGET_EMBEDDING], n_bytes);
+    assert_int_equal(p.host_bytes, 0);
+    in.base_bytes = p.total_bytes - n_bytes; /* all experts fit, if the embedding goes */
+    in.overflowing[BUDGET_TABLES] = 0;
+    in.n_staging = 2;
+    p = make(&in);
+    assert_true(p.overflows && p.n_slots >= N_ALL - 2);
+    in.host_bytes_max = p.host_bytes - 1;
+    REFUSED(&in, ERR_NO_MEMORY, "the host's memory is too small");
 }
 
 static void test_slots_asked(void **state)
@@ -382,6 +412,7 @@ int main(void)
         cmocka_unit_test(test_fits),
         cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_exact),
+        cmocka_unit_test(test_spilled),
         cmocka_unit_test(test_slots_asked),
         cmocka_unit_test(test_advice),
         cmocka_unit_test(test_none_may_overflow),
