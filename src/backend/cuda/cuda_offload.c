@@ -75,7 +75,7 @@ static enum status home_check(const struct expert_home *home, struct error *err)
 
 /* What the tables' memory is cut into. */
 struct cut {
-    size_t slot_of, owner, matrices, blocks, list, resolved, posted, arrived, n_bytes;
+    size_t slot_of, owner, matrices, blocks, list, resolved, posted, asked, arrived, n_bytes;
 };
 
 static bool cut_add(struct cut *c, size_t *at, size_t rows, size_t each)
@@ -99,6 +99,7 @@ static bool tables_cut(struct cut *c, const struct expert_home *home)
            cut_add(c, &c->list, 1, sizeof(struct offload_list)) &&
            cut_add(c, &c->resolved, EXPERT_HOME_PAIRS, sizeof(int32_t)) &&
            cut_add(c, &c->posted, 1, sizeof(int32_t)) &&
+           cut_add(c, &c->asked, home->n_layers, sizeof(uint32_t)) &&
            cut_add(c, &c->arrived, home->n_layers, sizeof(uint32_t));
 }
 
@@ -129,6 +130,7 @@ static void pool_fill(struct cuda_offload *o, const struct cut *c)
     o->list = (struct offload_list *)(void *)(tables + c->list);
     o->resolved = (int32_t *)(void *)(tables + c->resolved);
     o->posted = (int32_t *)(void *)(tables + c->posted);
+    o->asked = (uint32_t *)(void *)(tables + c->asked);
     o->arrived = (uint32_t *)(void *)(tables + c->arrived);
 }
 
@@ -466,6 +468,7 @@ struct offload_join cuda_offload_join(const struct cuda_backend *be, const struc
         .posted = o->home->has_cpu ? o->posted : NULL,
         .ticket = &p.orders->ticket,
         .answered = &o->mail[layer].answered,
+        .asked = &o->asked[layer],
         .arrived = &o->arrived[layer],
         .y = o->mail[layer].y,
         .late_layer = &p.counts->late_layer,

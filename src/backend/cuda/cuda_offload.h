@@ -18,7 +18,7 @@ struct cuda_offload {
     /* In `tables`, which each layer in turn uses: */
     struct offload_list *list;
     int32_t *resolved, *posted;
-    uint32_t *arrived; /* [n_layers] tickets that the CPU answered, as the card has seen them */
+    uint32_t *asked, *arrived; /* [n_layers] see struct offload_join */
     /* On the host: mail, x [n_layers][EXPERT_HOME_ROWS][hidden], y likewise. */
     struct expert_mail *mail;
     uint64_t wait_ns; /* for the CPU's answer */

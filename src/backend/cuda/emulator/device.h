@@ -236,6 +236,11 @@ DEVICE void memory_fence(void)
     __asm__ volatile("" ::: "memory");
 }
 
+DEVICE uint32_t atomic_exchange(uint32_t *p, uint32_t v)
+{
+    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
+}
+
 DEVICE void system_fence(void)
 {
     emulator_system_fence();

@@ -93,6 +93,10 @@ DEVICE uint32_t atomic_max_u32(uint32_t *p, uint32_t v)
 {
     return atomicMax(p, v);
 }
+DEVICE uint32_t atomic_exchange(uint32_t *p, uint32_t v)
+{
+    return atomicExch(p, v);
+}
 DEVICE void
 memory_fence(void) /* what this thread wrote is visible to the whole card before what follows */
 {

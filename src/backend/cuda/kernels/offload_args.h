@@ -92,8 +92,9 @@ struct offload_join {
     const int32_t *posted;
     const uint32_t *ticket;   /* of the step */
     const uint32_t *answered; /* in the mail */
-    uint32_t *arrived;        /* the same on the card, written by the first block */
-    const float *y;           /* in the mail: [rows][hidden] */
+    uint32_t *asked,
+        *arrived;   /* on the card: tickets that a block asks for, and that were answered */
+    const float *y; /* in the mail: [rows][hidden] */
     int32_t *late_layer;
     int32_t layer; /* of the home */
     uint64_t wait_ns;

@@ -1,10 +1,9 @@
 /* offload_join.cuh - waits for the CPU's part of a layer's experts.
  *
  * Place: backend/cuda/kernels; for moe_down.cu and offload.cu.
- * Wait:  a thread of the first block asks the host's memory until the answer is there and tells the others
- *        through the card's: were it asked by all, the CPU would find its own memory busy with that. What
- *        answers is a thread of the host, which needs nothing more of the card; and the first block runs
- *        whatever the others do. After wait_ns the step is given up: it ends soon, with a note that end()
+ * Wait:  a thread of the block that comes first asks the host's memory until the answer is there and tells the
+ *        others through the card's: 128 blocks that all ask make a layer 100 us longer (H200). What answers
+ *        is a thread of the host, which needs nothing more of the card. After wait_ns the step is given up: it ends soon, with a note that end()
  *        turns into an error. */
 #ifndef BACKEND_CUDA_OFFLOAD_JOIN_CUH
 #define BACKEND_CUDA_OFFLOAD_JOIN_CUH
@@ -15,9 +14,9 @@
 /* By one thread; after a barrier all may ask join_value(). */
 DEVICE void join_wait(const struct offload_join *j)
 {
-    bool asks = blockIdx.x == 0 && blockIdx.y == 0;
-    const uint32_t *word = asks ? j->answered : j->arrived;
     uint32_t ticket = *j->ticket;
+    bool asks = atomic_exchange(j->asked, ticket) != ticket;
+    const uint32_t *word = asks ? j->answered : j->arrived;
     uint64_t begin = system_ns();
 
     while (system_load(word) != ticket) {
