@@ -34,15 +34,30 @@ fixture=tests/golden/tiny-qwen3_5-moe-gptq-int4
 
 note() { echo "$*" | tee -a "$summary"; }
 
-check() { # NAME COMMAND...: its last lines into the summary
+start() { # NAME COMMAND...: in the background
     name=$1
     shift
-    if "$@" >"$results/$name.txt" 2>&1; then
-        note "$name: passed"
+    {
+        "$@" >"$results/$name.txt" 2>&1
+        echo $? >"$results/$name.rc"
+    } &
+}
+
+judge() { # NAME: of what start() has begun and wait has seen end; its last lines into the summary
+    rc=$(cat "$results/$1.rc")
+    rm "$results/$1.rc"
+    if [ "$rc" = 0 ]; then
+        note "$1: passed"
     else
-        note "$name: FAILED ($?)"
-        grep -aE "FAILED|Error|error|assert" "$results/$name.txt" | head -5 | tee -a "$summary"
+        note "$1: FAILED ($rc)"
+        grep -aE "FAILED|Error|error|assert" "$results/$1.txt" | head -5 | tee -a "$summary"
     fi
+}
+
+check() { # NAME COMMAND...
+    start "$@"
+    wait
+    judge "$1"
 }
 
 full_size() {
@@ -81,12 +96,19 @@ for part in $parts; do
     case $part in
     ops)
         for t in "$build"/cuda_*_test; do
-            check "$(basename "$t")" "$t"
+            start "$(basename "$t")" "$t"
+        done
+        wait
+        for t in "$build"/cuda_*_test; do
+            judge "$(basename "$t")"
         done
         ;;
     golden)
-        check golden-graphs "$build/golden_fixtures_test" cuda
-        check golden-no-graphs "$build/golden_fixtures_test" cuda-no-graphs
+        start golden-graphs "$build/golden_fixtures_test" cuda
+        start golden-no-graphs "$build/golden_fixtures_test" cuda-no-graphs
+        wait
+        judge golden-graphs
+        judge golden-no-graphs
         for dtype in float32 bfloat16 float16; do
             "$spillway" eval --device cuda --model models/rill --golden models/rill/golden.json \
                 --dtype $dtype >"$results/rill-$dtype.txt" 2>&1
@@ -94,8 +116,11 @@ for part in $parts; do
         done
         ;;
     matrix)
-        check matrix-graphs "$build/golden_matrix_test" cuda
-        check matrix-no-graphs "$build/golden_matrix_test" cuda-no-graphs
+        start matrix-graphs "$build/golden_matrix_test" cuda
+        start matrix-no-graphs "$build/golden_matrix_test" cuda-no-graphs
+        wait
+        judge matrix-graphs
+        judge matrix-no-graphs
         ;;
     speed)
         full_size
