@@ -6,6 +6,7 @@
  *        of them. Which kernel:
  *          linear_mma   3 rows or more of 16-bit activations, and weights that become exactly that type; for
  *                       quantised weights, all inputs that one instruction adds up must share a scale
+ *          _ring        one row, 16-bit dense weights and activations, where two of its blocks fit
  *          linear_gemv  everything else whose rows are whole pieces of 16 bytes: it reads memory in longer
  *                       runs; _int8_one, which dense parts join, when there is one row of 16-bit activations
  *          _any         every shape
@@ -53,6 +54,8 @@
     X(linear_mma_int4_bf16_16)
 
 #define KERNELS_MORE(X)                                                                            \
+    X(linear_gemv_f16_ring)                                                                        \
+    X(linear_gemv_bf16_ring)                                                                       \
     X(linear_gemv_int8_one)                                                                        \
     X(linear_gemv_any)
 
@@ -79,7 +82,10 @@ enum {
     QUANTISED_PER_CARD = 2,
     /* Warps that share a tile must find work for so many quarters of all warps. */
     BUSY_QUARTERS = 3,
-    INT8_ONE_BUSY_QUARTERS = 2,
+    INT8_ONE_BUSY_QUARTERS = 3,
+    HAS_RING = 1, /* whether the ring kernels are used; for comparisons */
+    RING_PER_CARD = 2,
+    RING_GAIN = 20,   /* more slices must save this part of the time */
     BESIDE_STEPS = 4, /* of a slice of parts that join a launch */
     MMA_COLUMNS = 8,
     MMA_ROWS_LEAST = 3,
@@ -174,6 +180,8 @@ static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t 
                                                                  : QUANTISED_PER_CARD;
 
         l->per_card = size_min(wanted, most / l->shared_bytes);
+    } else if (l->warps == LINEAR_RING_WARPS) {
+        l->per_card = size_min(RING_PER_CARD, most / l->shared_bytes);
     } else {
         l->per_card = 1;
     }
@@ -250,6 +258,27 @@ static bool choose_int8_one(const struct cuda_backend *be, struct launch *l)
                        l->x_stride * sizeof(float));
 }
 
+/* Parts of other forms go into one launch with dense ones (launch_int8_one); they do not with a ring. */
+static bool choose_ring(const struct cuda_backend *be, struct launch *l)
+{
+    size_t slot = LINEAR_RING_WARPS * WARP_LANES * LINEAR_RING_TILE * CHUNK_BYTES;
+
+    if (!HAS_RING || l->n_rows != 1 || l->u->in.round == DTYPE_F32 || be->card.sm < 80 ||
+        (l->form != FORM_F16 && l->form != FORM_BF16) || l->n_parts != l->u->n_parts) {
+        return false;
+    }
+    l->kernel = l->form == FORM_F16 ? KERNEL_linear_gemv_f16_ring : KERNEL_linear_gemv_bf16_ring;
+    l->lanes = WARP_LANES;
+    l->n_steps = ceil_div(l->n_chunks, l->lanes);
+    l->x_stride = l->n_steps * l->lanes * chunk_inputs[l->form];
+    l->rows = 1;
+    l->tile = LINEAR_RING_TILE;
+    l->warps = LINEAR_RING_WARPS;
+    return shared_fits(be, l, LINEAR_RING_STEPS * slot + 2 * l->warps * l->tile * sizeof(float),
+                       l->x_stride * sizeof(float)) &&
+           l->per_card == RING_PER_CARD;
+}
+
 static bool choose_gemv(const struct cuda_backend *be, struct launch *l)
 {
     size_t variant = l->n_rows > 4 ? 3 : l->n_rows > 2 ? 2 : l->n_rows - 1;
@@ -278,7 +307,8 @@ static void choose(const struct cuda_backend *be, struct launch *l)
         const struct weight *w = &l->u->part[l->part[0]].w;
 
         l->n_chunks = weight_row_bytes(w) / CHUNK_BYTES;
-        if (choose_mma(be, l) || choose_int8_one(be, l) || choose_gemv(be, l)) {
+        if (choose_mma(be, l) || choose_int8_one(be, l) || choose_ring(be, l) ||
+            choose_gemv(be, l)) {
             return;
         }
     }
@@ -288,6 +318,24 @@ static void choose(const struct cuda_backend *be, struct launch *l)
     l->shared_bytes = 0;
 }
 
+/* Divisors of LINEAR_RING_WARPS: the fewest warps to a tile with which the longest way of a warp, in steps,
+ * is about as short as it can be. */
+static size_t ring_slices(const struct cuda_backend *be, const struct launch *l, size_t n_tiles)
+{
+    size_t n_blocks = (size_t)be->card.n_multiprocessors * l->per_card, best = 1, least = SIZE_MAX;
+
+    for (size_t n = 1; n <= size_min(l->warps, l->n_steps); n++) {
+        size_t rounds = ceil_div(ceil_div(n_tiles * n, l->warps), n_blocks);
+        size_t steps = rounds * ceil_div(l->n_steps, n);
+
+        if (l->warps % n == 0 && (n == 1 || steps + least / RING_GAIN < least)) {
+            best = n;
+            least = steps;
+        }
+    }
+    return best;
+}
+
 /* Warps that share a tile: as few as keep all multiprocessors busy. */
 static size_t slices_of(const struct cuda_backend *be, const struct launch *l, size_t n_tiles)
 {
@@ -295,6 +343,9 @@ static size_t slices_of(const struct cuda_backend *be, const struct launch *l, s
     size_t quarters =
         l->kernel == KERNEL_linear_gemv_int8_one ? INT8_ONE_BUSY_QUARTERS : BUSY_QUARTERS;
 
+    if (l->warps == LINEAR_RING_WARPS) {
+        return ring_slices(be, l, n_tiles);
+    }
     while (4 * n * n_tiles < quarters * n_warps && 2 * n <= size_min(l->warps, l->n_steps)) {
         n *= 2;
     }

@@ -259,7 +259,7 @@ DEVICE void int8_product(const struct linear_args *a, float *shared, int block, 
             }
             step = after;
         } while (!is_last);
-        finish<INT8_TILE, 1>(a, sums, shared + turn % 2 * SLICE_SUMS, p, n0);
+        finish<INT8_TILE, 1>(a, sums, shared + turn % 2 * SLICE_SUMS, p, n0, slice);
     }
 }
 
