@@ -227,7 +227,6 @@ static enum status plan(struct planning *p, const struct log *log, struct error 
         rc = model_setup_decide(&p->setup, &r, &p->model, &o, &config, &p->target, err);
     }
     if (rc == OK) {
-        p->setup.placement->chunk_tokens = r.chunk_tokens;
         settings_print(&p->setup.settings, log, false);
         rc = find_rates(p, err);
     }

@@ -182,7 +182,9 @@ const struct flag model_flag_table[] = {
      .metavar = "TOKENS",
      .min = -1,
      .max = 1 << 20,
-     .help = "prompts are cut at multiples of this, a multiple of 64; -1: never; by default 2048"},
+     .help =
+         "prompts are cut at multiples of this, a multiple of 64; -1: never; by default 2048, 8192 "
+         "on a card with 32 GiB or more, less on one that has little memory for experts"},
     {.name = "max-prefill-tokens",
      .kind = FLAG_SIZE,
      AT(max_prefill_tokens),

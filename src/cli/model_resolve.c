@@ -154,11 +154,15 @@ static size_t round_up(size_t n, size_t unit)
 }
 
 static enum status resolve_chunk(struct model_resolved *out, const struct model_flags *f,
-                                 struct settings *s, struct error *err)
+                                 const struct resolve_place *place, struct settings *s,
+                                 struct error *err)
 {
     size_t whole = round_up(out->context_length, CHUNK_TOKENS_UNIT);
-    const char *why = NULL;
-    size_t chunk = out->is_large_card ? CHUNK_TOKENS_LARGE : CHUNK_TOKENS_DEFAULT;
+    const char *why =
+        place->chunk_tokens ? "so that steps leave the card's memory to experts" : NULL;
+    size_t chunk = place->chunk_tokens  ? place->chunk_tokens
+                   : out->is_large_card ? CHUNK_TOKENS_LARGE
+                                        : CHUNK_TOKENS_DEFAULT;
     char asked[32] = "";
 
     if (f->chunked_prefill_size < 0) {
@@ -168,6 +172,7 @@ static enum status resolve_chunk(struct model_resolved *out, const struct model_
     } else {
         if (f->chunked_prefill_size > 0) {
             chunk = (size_t)f->chunked_prefill_size;
+            why = NULL;
             snprintf(asked, sizeof asked, "%zu", chunk);
         }
         if (chunk % CHUNK_TOKENS_UNIT != 0) {
@@ -206,7 +211,7 @@ enum status model_resolve(struct model_resolved *out, const struct model_flags *
                       out->max_running);
     enum status rc = resolve_context(out, f, c, s, err);
     if (rc == OK) {
-        rc = resolve_chunk(out, f, s, err);
+        rc = resolve_chunk(out, f, place, s, err);
     }
     out->rows_max = out->max_prefill_tokens + out->max_running;
     return rc;

@@ -20,6 +20,8 @@ enum {
     MAX_TOTAL_TOKENS_LARGE = 262144,  /* from LARGE_CARD_GIB on */
     CHUNK_TOKENS_DEFAULT = 2048,
     CHUNK_TOKENS_LARGE = 8192,
+    CHUNK_TOKENS_LEAST = 256, /* of those that are halved because a card is small */
+    CHUNK_PART = 10, /* until operands, scratch and staging of a step are at most this part of it */
     LARGE_CARD_GIB = 32,
     CHUNK_TOKENS_UNIT = 64 /* pages and the chunked delta rule both work on 64 tokens */
 };
@@ -36,9 +38,10 @@ struct model_resolved {
 };
 
 struct resolve_place {
-    size_t card_bytes;  /* memory of the card that the model may use; 0: it runs on the CPU */
-    size_t max_running; /* when the flag is not given */
-    bool overflows;     /* the CPU may compute experts besides a card */
+    size_t card_bytes;   /* memory of the card that the model may use; 0: it runs on the CPU */
+    size_t max_running;  /* when the flag is not given */
+    size_t chunk_tokens; /* the same; 0: by the size of the card */
+    bool overflows;      /* the CPU may compute experts besides a card */
 };
 
 /* Adds one row to `settings` for each decision. ERR_USAGE names the flag. */

@@ -252,11 +252,26 @@ static enum status decide_once(struct model_setup *s, struct model_resolved *r,
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the placement");
     }
     mo = options_of(s, r, o);
-    return placement_make(s->placement, target, &asked, s->checkpoint, c, &mo, err);
+    rc = placement_make(s->placement, target, &asked, s->checkpoint, c, &mo, err);
+    s->placement->chunk_tokens = r->chunk_tokens;
+    return rc;
+}
+
+/* Whether what a step needs is too much of a small card, and nobody asked for it. */
+static bool chunk_is_large(const struct model_setup *s, const struct model_resolved *r,
+                           const struct model_flags *f, const struct model_setup_options *o,
+                           size_t card_bytes)
+{
+    const size_t *n = s->placement ? s->placement->plan.bytes : NULL;
+
+    return n && f->chunked_prefill_size == 0 && f->max_prefill_tokens == 0 && o->rows_max == 0 &&
+           r->chunk_tokens / 2 >= CHUNK_TOKENS_LEAST &&
+           r->chunk_tokens / 2 % CHUNK_TOKENS_UNIT == 0 &&
+           n[BUDGET_ACTIVATIONS] + n[BUDGET_SCRATCH] + n[BUDGET_STAGING] > card_bytes / CHUNK_PART;
 }
 
 /* With the number of running requests that is usual where everything fits; where experts overflow, or nothing
- * fits, with fewer. */
+ * fits, with fewer, and with smaller chunks of prompts if they matter. */
 enum status model_setup_decide(struct model_setup *s, struct model_resolved *r,
                                const struct model_flags *f, const struct model_setup_options *o,
                                const struct model_config *c, const struct placement_target *target,
@@ -271,8 +286,11 @@ enum status model_setup_decide(struct model_setup *s, struct model_resolved *r,
         (rc == ERR_NO_MEMORY || (rc == OK && s->placement->plan.overflows))) {
         place.overflows = true;
         place.max_running = o->max_running ? o->max_running : MAX_RUNNING_OVERFLOW;
-        s->settings = before;
-        rc = decide_once(s, r, f, o, c, target, &place, err);
+        do {
+            s->settings = before;
+            rc = decide_once(s, r, f, o, c, target, &place, err);
+            place.chunk_tokens = r->chunk_tokens / 2; /* of another attempt */
+        } while ((rc == OK || rc == ERR_NO_MEMORY) && chunk_is_large(s, r, f, o, place.card_bytes));
     }
     if (rc == OK && place.card_bytes > 0) {
         placement_settings(&s->settings, s->placement, f);

@@ -16,10 +16,7 @@ enum {
     RESERVE_BYTES_NO_GRAPHS = 64 << 20,
     /* Of a card that is not here: a context and the kernels. */
     DRIVER_BYTES_ASSUMED = 512 << 20,
-    PAGE_BYTES = 2 << 20, /* the driver hands out whole ones */
-    /* For each expert: where it is, its three matrices' addresses; for each slot: its owner. */
-    EXPERT_TABLE_BYTES = 192,
-    OFFLOAD_FIXED_BYTES = 4 << 20 /* orders, reports, the table of streamed experts */
+    PAGE_BYTES = 2 << 20 /* the driver hands out whole ones */
 };
 
 struct placement_target placement_target_assumed(size_t memory_bytes)
@@ -102,6 +99,7 @@ static void weights_count(struct placement *p)
 
     in->bytes[BUDGET_EMBEDDING] = o->class_bytes[CLASS_EMBEDDING];
     in->spilled[BUDGET_EMBEDDING] = o->embedding_may_stay_bytes;
+    in->int8_saves = o->int8_saves;
     in->bytes[BUDGET_DENSE] = o->vector_bytes + o->original_bytes;
     for (int c = 0; c < CLASS_COUNT; c++) {
         bool is_apart = c == CLASS_EMBEDDING || (c == CLASS_EXPERT && o->has_blocks);
@@ -139,8 +137,7 @@ static enum status steps_count(struct placement *p, const struct model_options *
     in->bytes[BUDGET_TABLES] = need.tables;
     in->bytes[BUDGET_RESERVE] = p->target.no_graphs ? RESERVE_BYTES_NO_GRAPHS : RESERVE_BYTES;
     in->overflowing[BUDGET_SCRATCH] = need.scratch_home - need.scratch;
-    in->overflowing[BUDGET_TABLES] =
-        OFFLOAD_FIXED_BYTES + in->n_layers_overflow * in->n_experts * EXPERT_TABLE_BYTES;
+    in->overflowing[BUDGET_TABLES] = cuda_home_tables_bytes(in->n_layers_overflow, in->n_experts);
     return rc;
 }
 

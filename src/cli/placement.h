@@ -40,7 +40,7 @@ struct placement {
     struct budget_plan plan;
     bool *may_overflow;                                   /* [outline.spec.n_layers] */
     size_t max_running, max_total_tokens, context_length; /* for print-outs */
-    size_t chunk_tokens; /* of a prompt; 0: not cut. Set by who knows it */
+    size_t chunk_tokens; /* of a prompt; 0: not cut. Set by who makes it */
 };
 
 /* A card as a plan for one that is not here assumes it. */

@@ -26,8 +26,8 @@ static const char FIXTURE[] =
 
 static const struct cuda_driver *driver; /* NULL: a card is there */
 
-/* Tables of homes are rounded up to what a large model needs; a card's driver takes whole pages. */
-enum { SLACK_BYTES = 5 << 20, CARD_SLACK_BYTES = 96 << 20 };
+/* Tables of homes are rounded up; a card's driver takes whole pages. */
+enum { SLACK_BYTES = 2 << 20, CARD_SLACK_BYTES = 96 << 20 };
 
 struct run {
     const char *dir, *dtype, *kv, *slots;

@@ -172,8 +172,12 @@ void placement_print(struct buf *out, const struct placement *p)
                     gib(b->static_bytes), (double)b->static_bytes / (double)t->base_bytes,
                     t->static_fraction > 0 ? " (--mem-fraction-static)" : "");
     }
-    buf_appendf(out, "  %zu running requests, KV pool of %zu tokens\n", p->max_running,
+    buf_appendf(out, "  %zu running requests, KV pool of %zu tokens", p->max_running,
                 p->max_total_tokens);
+    if (p->chunk_tokens > 0) {
+        buf_appendf(out, ", prompts in chunks of %zu", p->chunk_tokens);
+    }
+    buf_append_char(out, '\n');
     if (b->overflows) {
         print_experts(out, p);
     }

@@ -293,6 +293,66 @@ static void test_groups(void **state)
     assert_non_null(strstr(p.err.text, "no layer's experts may overflow"));
 }
 
+/* What the card reads from host memory by rows is no weight of its own. */
+static void test_embedding(void **state)
+{
+    static const size_t n_bytes = (size_t)248320 * 2048 * 2;
+    struct model_flags f = usual_flags();
+    struct planned p;
+    const struct budget_plan *b;
+
+    (void)state;
+    f.dtype = "bfloat16";
+    f.dense_quant = "int8";
+    plan(&p, &f, 16);
+    assert_int_equal(p.rc, OK);
+    b = &p.setup->placement->plan;
+    assert_int_equal(b->bytes[BUDGET_EMBEDDING], 0);
+    assert_int_equal(b->host[BUDGET_EMBEDDING], n_bytes);
+    assert_int_equal(b->host[BUDGET_EXPERTS], (size_t)40 * 256 * 1622016);
+    assert_int_equal(b->host_bytes, b->host[BUDGET_EXPERTS] + n_bytes);
+    assert_in_range(b->n_slots, 7600, 7700); /* 627 of them for the embedding */
+    plan(&p, &f, 24);
+    assert_false(p.setup->placement->plan.overflows);
+    assert_int_equal(p.setup->placement->plan.bytes[BUDGET_EMBEDDING], n_bytes);
+    assert_int_equal(p.setup->placement->plan.host_bytes, 0);
+}
+
+/* Steps are cut smaller only where they would take more than a tenth of what may be used. */
+static void test_chunks(void **state)
+{
+    static const struct {
+        double gib;
+        size_t chunk;
+    } cases[] = {{3, 1024}, {4, 1024}, {5, 2048}, {16, 2048}};
+    struct model_flags f = usual_flags();
+    struct planned p;
+
+    (void)state;
+    f.dtype = "bfloat16";
+    f.dense_quant = "int8";
+    f.max_total_tokens = 4096;
+    f.max_running_requests = 1;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const size_t *n;
+
+        plan(&p, &f, cases[i].gib);
+        n = p.setup->placement->plan.bytes;
+        print_message(
+            "%g GiB: chunks of %zu, steps take %.1f%% %s\n", cases[i].gib, p.r.chunk_tokens,
+            100 * (double)(n[BUDGET_ACTIVATIONS] + n[BUDGET_SCRATCH] + n[BUDGET_STAGING]) /
+                (cases[i].gib * GIB),
+            p.err.text);
+        assert_int_equal(p.rc, OK);
+        assert_int_equal(p.r.chunk_tokens, cases[i].chunk);
+        assert_int_equal(p.setup->placement->chunk_tokens, cases[i].chunk);
+    }
+    f.chunked_prefill_size = 4096; /* asked for */
+    plan(&p, &f, 4);
+    assert_int_equal(p.rc, OK);
+    assert_int_equal(p.r.chunk_tokens, 4096);
+}
+
 /* The numbers that a refusal names are enough. */
 static void test_refusal(void **state)
 {
@@ -312,6 +372,17 @@ static void test_refusal(void **state)
     assert_int_equal(sscanf(at, "--gpu-memory-gb %lf", &cap), 1);
     plan(&p, &f, cap);
     assert_int_equal(p.rc, OK);
+    f.max_total_tokens = 0;
+    plan(&p, &f, 5);
+    assert_int_equal(p.rc, ERR_NO_MEMORY);
+    print_message("%s\n", p.err.text);
+    assert_non_null(strstr(p.err.text, "--max-total-tokens"));
+    assert_non_null(strstr(p.err.text, "--dense-quant int8"));
+    f.dense_quant = "int8";
+    plan(&p, &f, 5);
+    assert_int_equal(p.rc, OK);
+    assert_int_equal(p.r.max_total_tokens, 65536);
+    f.dense_quant = NULL;
     f.cpu_offload_gb = "0";
     plan(&p, &f, 16);
     assert_int_equal(p.rc, ERR_NO_MEMORY);
@@ -352,7 +423,6 @@ static void test_bounds(void **state)
     plan(&p, &f, 16);
     assert_int_equal(p.rc, OK);
     plan_rates_give(&r, 762, 50, 57, 0);
-    p.setup->placement->chunk_tokens = p.r.chunk_tokens;
     plan_bounds_make(&b, p.setup->placement, &r, 8192);
     buf_init(&text);
     plan_bounds_print(&text, &b, p.setup->placement, &r);
@@ -452,6 +522,7 @@ int main(void)
         cmocka_unit_test(test_values),  cmocka_unit_test(test_real_size),
         cmocka_unit_test(test_seed),    cmocka_unit_test(test_groups),
         cmocka_unit_test(test_refusal), cmocka_unit_test(test_running),
+        cmocka_unit_test(test_chunks),  cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_bounds),  cmocka_unit_test(test_small),
     };
 

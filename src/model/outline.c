@@ -154,6 +154,39 @@ static size_t rewritten_bytes(const struct outliner *b)
     return sum;
 }
 
+static size_t all_bytes(const struct model_weights *w, const struct model_spec *spec)
+{
+    size_t sum = w->tied_head.kind != WEIGHT_NONE ? weight_bytes(&w->tied_head) : 0;
+
+    for (size_t i = 0; i < spec->n_matrices; i++) {
+        sum += weight_bytes(&w->matrices[i]);
+    }
+    return sum;
+}
+
+/* For advice: without memory for the comparison there is none. Rewritten matrices, which are loaded besides,
+ * save nothing. */
+static size_t int8_would_save(const struct outliner *b)
+{
+    const struct model_spec *spec = &b->m->spec;
+    struct model_weights w = b->m->weights;
+    size_t n = spec->n_matrices, before = all_bytes(&w, spec), after = before;
+
+    w.matrices = calloc(n + 1, sizeof *w.matrices);
+    if (w.matrices) {
+        memcpy(w.matrices, b->m->weights.matrices, n * sizeof *w.matrices);
+        dense_quant_outline(&w, spec);
+        after = all_bytes(&w, spec);
+        for (size_t i = 0; i < n; i++) {
+            const struct weight *was = &b->m->weights.matrices[i];
+
+            after += b->is_rewritten[i] && w.matrices[i].kind != was->kind ? weight_bytes(was) : 0;
+        }
+    }
+    free(w.matrices);
+    return before - size_min(after, before);
+}
+
 static void sums_make(struct outliner *b, bool to_int8)
 {
     struct model_outline *m = b->m;
@@ -163,6 +196,8 @@ static void sums_make(struct outliner *b, bool to_int8)
         m->original_bytes = rewritten_bytes(b);
         dense_quant_outline(&m->weights, spec);
         m->original_bytes -= rewritten_bytes(b);
+    } else {
+        m->int8_saves = int8_would_save(b);
     }
     for (size_t i = 0; i < spec->n_matrices; i++) {
         m->class_bytes[spec->matrices[i].weight_class] += weight_bytes(&m->weights.matrices[i]);

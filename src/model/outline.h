@@ -28,6 +28,7 @@ struct model_outline {
     size_t
         embedding_may_stay_bytes; /* in host memory, when experts overflow; of the class's bytes */
     size_t vector_bytes;
+    size_t int8_saves;     /* bytes that DENSE_QUANT_INT8 would save; 0 where it is chosen */
     size_t original_bytes; /* of rewritten matrices that became int8: loaded besides */
 
     /* Routed experts in blocks of one shape, if all layers with experts have that. */

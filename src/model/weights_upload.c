@@ -1,9 +1,10 @@
 /* weights_upload.c - see weights_upload.h.
  *
  * Idea: loading leaves the weights in two large pieces (the rewritten block, the int8 block), in mapped
- *       files, and in arenas of experts, which are where they shall be, as is an embedding that stays. Each piece becomes one buffer of
- *       the device; a pointer into a piece becomes the same place in its buffer. Mapped matrices share
- *       one more buffer, each on a border of its own, since files align as they like. */
+ *       files, and in arenas of experts; these and an embedding that stays are where they shall be. Each
+ *       piece becomes one buffer of the device; a pointer into a piece becomes the same place in its
+ *       buffer. Mapped matrices share one more buffer, each on a border of its own, since files align as
+ *       they like. */
 #include "model/weights_upload.h"
 
 #include <stdlib.h>

@@ -9,11 +9,12 @@
 #include "base/status.h"
 #include "model/weights.h"
 
-/* Copies every matrix and vector that is not in an arena, and not an embedding that stays, to be's memory, lets w's pointers be the
- * device's, and gives the host's copies back piece by piece; what is mapped from files stays mapped. Arenas
- * are on the device already, or they stay (weights_overflow.h). Nothing happens when be computes in host memory. w keeps what
- * it holds on the device until weights_release. ERR_NO_MEMORY names the size that did not fit; w can
- * only be released then. pool and progress may be NULL. */
+/* Copies every matrix and vector that is not in an arena to be's memory, lets w's pointers be the
+ * device's, and gives the host's copies back piece by piece; what is mapped from files stays mapped.
+ * Arenas are on the device already, or they stay, as the embedding may (weights_overflow.h). Nothing
+ * happens when be computes in host memory. w keeps what it holds on the device until weights_release.
+ * ERR_NO_MEMORY names the size that did not fit; w can only be released then. pool and progress may be
+ * NULL. */
 enum status weights_upload(struct model_weights *w, const struct model_spec *spec,
                            struct backend *be, struct pool *pool, struct progress *progress,
                            struct error *err);

@@ -178,6 +178,9 @@ static void advice_make(char out[ADVICE_BYTES], const struct budget_plan *p,
             advise(out, &used, "--mem-fraction-static %.2f", least);
         }
     }
+    if (missing <= in->int8_saves) {
+        advise(out, &used, "--dense-quant int8");
+    }
     if (gib_up(base) * GIB <= (double)in->base_bytes_max) {
         advise(out, &used, "--gpu-memory-gb %.1f", gib_up(base));
     }

@@ -68,6 +68,7 @@ struct budget_input {
     size_t host_bytes_max; /* memory that the host can give; SIZE_MAX: not known */
 
     /* For advice when nothing fits */
+    size_t int8_saves; /* bytes, if --dense-quant int8 is possible and not given */
     size_t kv_page_bytes, kv_page_tokens, n_kv_pages;
     size_t state_bytes, n_states; /* of a sequence; one state more than running sequences */
 };

@@ -60,4 +60,8 @@ enum status cuda_plan_measure(struct cuda_plan_bytes *out, const struct cuda_car
                               struct op *ops, size_t n_ops, size_t rows_max, size_t context_max,
                               struct error *err);
 
+/* At most so much for the tables of experts that overflow: n_experts of each of n_layers. Besides their slots and
+ * the staging. */
+size_t cuda_home_tables_bytes(size_t n_layers, size_t n_experts);
+
 #endif

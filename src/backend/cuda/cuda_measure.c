@@ -8,11 +8,16 @@
 #include <stdlib.h>
 
 #include "backend/cuda/cuda_experts.h"
+#include "backend/cuda/cuda_stream.h"
+#include "backend/cuda/kernels/offload_args.h"
 #include "backend/expert_home.h"
 #include "base/size.h"
 
 /* Chunks are whole, and those of large constants leave rests. */
 enum { CONSTANTS_REST = 1 << 20 };
+/* Of a home: orders and reports of a step, the list of fetches, predictions of the next layer, and that each of
+ * these begins at a border. */
+enum { HOME_REST = 1 << 20 };
 
 static enum status op_measure(struct cuda_backend *be, struct op *op, size_t *scratch, void **data,
                               struct error *err)
@@ -109,4 +114,14 @@ enum status cuda_plan_measure(struct cuda_plan_bytes *out, const struct cuda_car
     free(own);
     free(data);
     return rc;
+}
+
+/* As tables_cut() in cuda_offload.c, where every expert may have a slot, and as cuda_stream_open(). */
+size_t cuda_home_tables_bytes(size_t n_layers, size_t n_experts)
+{
+    const struct expert_home home = {.n_layers = n_layers, .n_experts = n_experts};
+    size_t each = sizeof(int32_t) + sizeof(struct offload_owner) +
+                  EXPERTS_MATRICES * sizeof(struct experts_matrix);
+
+    return n_layers * n_experts * each + cuda_stream_bytes(&home) + HOME_REST;
 }

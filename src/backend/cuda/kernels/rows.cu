@@ -53,7 +53,8 @@ DEVICE void load_embedding(float v[QUAD], const struct embed_args *a, int32_t to
     }
 }
 
-/* A token outside the table, which the host does not let pass, becomes NaN: the checks will tell. */
+/* The table may be in host memory: neighbours read neighbouring words, so the link is asked for whole lines.
+ * A token outside the table, which the host does not let pass, becomes NaN: the checks will tell. */
 KERNEL(embed_rows, embed_args, ROWS_THREADS_MAX, 4)
 {
     int row = (int)blockIdx.x, quad = thread_quad();
