@@ -68,7 +68,7 @@ static enum status gdn_run(struct cuda_backend *be, const struct op *ops, void *
                     : cuda_launch(be, &family, 0,
                                   (struct cuda_grid){.x = (unsigned)ops[DELTA].u.delta.nv,
                                                      .y = (unsigned)shape->n_spans,
-                                                     .threads = DELTA_THREADS},
+                                                     .threads = GDN_THREADS},
                                   &args, err);
 }
 

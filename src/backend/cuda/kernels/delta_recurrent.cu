@@ -80,15 +80,17 @@ KERNEL(delta_step, delta_args, DELTA_THREADS, 2)
     }
     for (int t = 0; t < span.n_rows; t++) {
         struct step_row r;
-        float delta[4], inverse_k;
+        float sum[4], delta[4], inverse_k;
 
         load_step_row(&r, a, span.row + t, h);
         step_partial(part[t % 2], &r, S);
         block_sync();
         inverse_k = rsqrt_f32(r.kk + DELTA_L2_EPS);
-        step_delta(delta, &r, inverse_k, part[t % 2]);
+        step_sum(sum, part[t % 2], 0);
+        step_delta(delta, &r, inverse_k, sum);
         if (warp == t % STEP_WARPS) {
-            step_output(a, span.row + t, h, &r, inverse_k, delta, part[t % 2]);
+            step_sum(sum, part[t % 2], 1);
+            step_output(a, span.row + t, h, &r, inverse_k, delta, sum);
         }
         step_update(&r, inverse_k, delta, S);
     }

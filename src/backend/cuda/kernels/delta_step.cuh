@@ -1,13 +1,18 @@
 /* delta_step.cuh - one row of the gated delta rule with heads of 128: the state in a block's registers.
  *
  * Place:  backend/cuda/kernels; shared by delta_recurrent.cu and gdn_step.cu. delta_recurrent.cu says how
- *         the sums are arranged. A warp has 16 rows of the state, a lane four columns of them. */
+ *         the sums are arranged. A warp has as many rows of the state as the others (of eight: 16), a lane four
+ *         columns of them. STEP_THREADS may be defined before. */
 #ifndef BACKEND_CUDA_DELTA_STEP_CUH
 #define BACKEND_CUDA_DELTA_STEP_CUH
 
 #include "backend/cuda/kernels/delta.cuh"
 
-enum { STEP_WARPS = DELTA_THREADS / WARP, STEP_ROWS_OF_WARP = DELTA_DIM / STEP_WARPS };
+#if !defined(STEP_THREADS)
+#define STEP_THREADS DELTA_THREADS
+#endif
+
+enum { STEP_WARPS = STEP_THREADS / WARP, STEP_ROWS_OF_WARP = DELTA_DIM / STEP_WARPS };
 
 /* A thread's part of the state, its first value being at `at`. The type is asked for once and not for each
  * row, so that all loads are on their way before the first is used. */
@@ -51,7 +56,7 @@ DEVICE void store_state(enum dtype t, void *state, size_t at, const float (*S)[4
     }
 }
 
-/* What a thread needs of one row: where its warp's 16 values of key and query lie (they are read once
+/* What a thread needs of one row: where its warp's values of key and query lie (they are read once
  * more for the update, from the first-level cache, which saves registers), and its four columns' share. */
 struct step_row {
     const float *key, *query;
@@ -127,6 +132,7 @@ DEVICE void step_update(const struct step_row *r, float inverse_k, const float d
     }
 }
 
+/* S'k or S'q of the thread's columns, once the warps' shares are in `part`. */
 DEVICE void step_sum(float sum[4], float (*part)[2][DELTA_DIM], int which)
 {
     int lane = (int)threadIdx.x % WARP;
@@ -147,26 +153,22 @@ DEVICE void step_sum(float sum[4], float (*part)[2][DELTA_DIM], int which)
     }
 }
 
-/* What the row changes in the thread's four columns, once the warps' shares are in `part`. */
+/* What the row changes in the thread's four columns, whose S'k is `sum`. */
 DEVICE void step_delta(float delta[4], const struct step_row *r, float inverse_k,
-                       float (*part)[2][DELTA_DIM])
+                       const float sum[4])
 {
-    float sum[4];
-
-    step_sum(sum, part, 0);
     UNROLL
     for (int j = 0; j < 4; j++) {
         delta[j] = r->beta * (r->v[j] - r->decay * inverse_k * sum[j]);
     }
 }
 
-/* The row's output, by one warp. */
+/* The row's output, by one warp; sum: S'q of the lane's columns. */
 DEVICE void step_output(const struct delta_args &a, int row, int h, const struct step_row *r,
-                        float inverse_k, const float delta[4], float (*part)[2][DELTA_DIM])
+                        float inverse_k, const float delta[4], const float sum[4])
 {
-    float sum[4], o[4], inverse_q = rsqrt_f32(r->qq + DELTA_L2_EPS) * rsqrt_f32(DELTA_DIM);
+    float o[4], inverse_q = rsqrt_f32(r->qq + DELTA_L2_EPS) * rsqrt_f32(DELTA_DIM);
 
-    step_sum(sum, part, 1);
     UNROLL
     for (int j = 0; j < 4; j++) {
         o[j] = inverse_q * (r->decay * sum[j] + inverse_k * r->kq * delta[j]);

@@ -9,8 +9,10 @@
  *         new one before all have read. Each draws a ticket when it has; who draws the last writes, and
  *         puts the tickets back. Their values are the same in every block, so the order of blocks does not
  *         show. The channels of values belong to one block. */
-#include "backend/cuda/kernels/delta_step.cuh"
 #include "backend/cuda/kernels/gdn_args.h"
+
+#define STEP_THREADS GDN_THREADS
+#include "backend/cuda/kernels/delta_step.cuh"
 
 enum {
     GDN_TAPS = CONV_QUAD_TAPS,
@@ -114,7 +116,7 @@ DEVICE int32_t ticket_draw(const struct gdn_args &a, int key_head)
     return atomic_add(ticket_of(a, key_head), 1);
 }
 
-/* Whether all other blocks had drawn before. The same thread, later: the answer takes a while. */
+/* Whether all other blocks had drawn before. */
 DEVICE bool ticket_is_last(const struct gdn_args &a, int key_head, int32_t drawn)
 {
     bool is_last = drawn == a.delta.nv / a.delta.nk - 1;
@@ -135,11 +137,26 @@ DEVICE void state_zero(float (*S)[4])
     }
 }
 
-KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
+/* The warps' shares of S'k and S'q added up, a column by one thread, so that they are read once. */
+DEVICE void gdn_totals(float (*total)[DELTA_DIM], float (*part)[2][DELTA_DIM])
+{
+    int which = (int)threadIdx.x / DELTA_DIM, c = (int)threadIdx.x % DELTA_DIM;
+    float sum = 0;
+
+    if (which < 2) {
+        UNROLL
+        for (int w = 0; w < STEP_WARPS; w++) {
+            sum += part[w][which][c];
+        }
+        total[which][c] = sum;
+    }
+}
+
+KERNEL(gdn_step, gdn_args, GDN_THREADS, GDN_PER_CARD)
 {
     SHARED float mixed[3][DELTA_DIM]; /* query, key, value: sums, then after the convolution */
     SHARED float part[STEP_WARPS][2][DELTA_DIM];
-    SHARED float norm[DELTA_DIM];
+    SHARED float total[2][DELTA_DIM], norm[DELTA_DIM];
     SHARED int32_t writes_keys;
     int me = (int)threadIdx.x, lane = me % WARP, warp = me / WARP;
     int h = (int)blockIdx.x, key_head = h / (a.delta.nv / a.delta.nk);
@@ -151,8 +168,7 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     struct gdn_pair pair;
     struct step_row r;
     size_t state_at;
-    int32_t drawn = 0;
-    float S[STEP_ROWS_OF_WARP][4], delta[4], inverse_k, g;
+    float S[STEP_ROWS_OF_WARP][4], sum[4], delta[4], inverse_k, g;
     float2 x = make_float2(0, 0), weight[GDN_TAPS];
 
     depend_launch();
@@ -186,8 +202,8 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
         pair_sum(mine, &pair, weight);
     }
     block_sync();
-    if (me == TICKET_THREAD) {
-        drawn = ticket_draw(a, key_head);
+    if (me == TICKET_THREAD) { /* the others need not wait for its answer yet */
+        writes_keys = ticket_is_last(a, key_head, ticket_draw(a, key_head));
     }
     depend_wait();
 
@@ -196,9 +212,6 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     }
     if (warp == OUTPUT_WARP) {
         load4(r.z, a.delta.z + ((size_t)span.row * a.delta.nv + h) * DELTA_DIM + 4 * lane);
-    }
-    if (me == TICKET_THREAD) {
-        writes_keys = ticket_is_last(a, key_head, drawn);
     }
     delta_gates(a.delta, span.row, h, &r.beta, &g);
     r.decay = exp_f32(g);
@@ -213,10 +226,14 @@ KERNEL(gdn_step, gdn_args, DELTA_THREADS, 2)
     step_row_keys(&r, mixed[1], mixed[0]);
     step_partial(part, &r, S);
     block_sync();
+    gdn_totals(total, part);
     inverse_k = rsqrt_f32(r.kk + DELTA_L2_EPS);
-    step_delta(delta, &r, inverse_k, part);
+    block_sync();
+    load4(sum, &total[0][4 * lane]);
+    step_delta(delta, &r, inverse_k, sum);
     if (warp == OUTPUT_WARP) {
-        step_output(delta_args, span.row, h, &r, inverse_k, delta, part);
+        load4(sum, &total[1][4 * lane]);
+        step_output(delta_args, span.row, h, &r, inverse_k, delta, sum);
     }
     step_update(&r, inverse_k, delta, S);
     if (has_slot) {
