@@ -8,6 +8,10 @@
  * Small:  a step of at most EXPERT_HOME_ROWS rows. The device decides alone, from orders that it got before
  *         the step: it looks choices up in its slot table, fetches the first misses of a layer into
  *         slots that it was told may go, and posts the others to the host through the layer's mail.
+ * Ahead:  while a layer's experts are computed the link is idle. The next layer's router, given this layer's
+ *         input, says who will probably be chosen there; up to n_next of those that miss are fetched until the
+ *         next layer makes its choices. They are insertions like others, in the order in which they were
+ *         decided, and take their slots from the same victims.
  * Large:  any other step. Experts without a slot stream past the device; slots do not change.
  * Mirror: what slots hold changes in small steps, which report it, and in insert(); so between steps offload/
  *         knows exactly what is where.
@@ -60,6 +64,7 @@ struct expert_orders {
 struct expert_insertion {
     int16_t layer, expert;
     int32_t slot;
+    int32_t is_ahead; /* 1: the layer before fetched it, for it was predicted; 0: a miss */
 };
 
 /* What a small step did. Fetches for which no victim was left were computed by the CPU, or, where there is
@@ -70,9 +75,10 @@ struct expert_report {
     const int32_t *idx;                        /* [layers][n_rows][top_k] the choices */
     const struct expert_insertion *insertions; /* in order: the last word on a slot counts */
     size_t n_insertions;
-    size_t n_hits, n_fetched, n_cpu, n_next, n_next_used; /* distinct experts of a layer, summed */
-    size_t n_in_place;     /* the same kind of count: read over the link, and not kept */
-    size_t n_victims_used; /* victims [0, n_victims_used) were taken or passed over */
+    size_t n_hits, n_fetched, n_cpu; /* distinct experts of a layer, summed */
+    size_t n_next, n_next_used;      /* fetched ahead; and those of them that were hits */
+    size_t n_in_place;               /* the same kind of count: read over the link, and not kept */
+    size_t n_victims_used;           /* victims [0, n_victims_used) were taken or passed over */
 };
 
 struct expert_home_ops {
@@ -96,6 +102,7 @@ struct expert_home {
     size_t n_slots;
     size_t n_staging; /* blocks of staging for large steps; at least 2 */
     bool has_cpu;     /* misses may be posted */
+    bool looks_ahead; /* orders may ask for predicted experts (n_next) */
     const struct expert_home_ops *ops;
     void *ctx;
     struct expert_mail *mail; /* [n_layers], made by the backend in experts_open */

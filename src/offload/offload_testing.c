@@ -203,7 +203,7 @@ static size_t resolve(struct card *c, struct card_step *s, size_t layer, const i
         if (slot >= 0) {
             set_slot(c, (size_t)slot, layer, (size_t)missing[i]);
             s->insertions[r->n_insertions++] =
-                (struct expert_insertion){(int16_t)layer, (int16_t)missing[i], slot};
+                (struct expert_insertion){(int16_t)layer, (int16_t)missing[i], slot, 0};
             n_fetched++;
         } else {
             missing[n_cpu++] = missing[i];

@@ -594,7 +594,7 @@ static enum status experts_run(struct cuda_backend *be, const struct op *op, voi
     (void)state;
     if (is_resolved(op, shape)) {
         rc = cuda_offload_resolve(be, op, shape, err);
-        rc = rc == OK ? cuda_offload_fetch(be, err) : rc;
+        rc = rc == OK ? cuda_offload_fetch(be, op, shape, err) : rc;
     }
     for (size_t row0 = 0; rc == OK && row0 < n_rows; row0 += each) {
         struct segment s = {.be = be, .op = op, .n_rows = size_min(each, n_rows - row0)};

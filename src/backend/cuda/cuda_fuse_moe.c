@@ -288,11 +288,14 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
     if (rc == OK) {
         rc = run_in(be, ops, &choose.route, shape, err);
     }
+    if (rc == OK && has_home) {
+        rc = cuda_offload_before(be, &ops[EXPERTS], shape, err);
+    }
     if (rc == OK) {
         rc = cuda_launch(be, &moe_family, MOE_CHOOSE, one, &choose, err);
     }
     if (rc == OK && has_home) {
-        rc = cuda_offload_fetch(be, err);
+        rc = cuda_offload_fetch(be, &ops[EXPERTS], shape, err);
     }
     if (rc == OK) {
         rc = cuda_launch(be, &moe_family, MOE_GATE + half, grid[0], &gate, err);

@@ -29,7 +29,8 @@ static enum status run_ops(struct cuda_backend *be, const struct state_pools *st
             rc = cuda_run_op(be, &own->ops[i], state, err);
         }
     }
-    return rc;
+    /* Nothing to do but after an error: a capture cannot end while its branch is away. */
+    return cuda_offload_join_ahead(be, rc == OK ? err : NULL) == OK || rc != OK ? rc : ERR_INTERNAL;
 }
 
 static bool key_equal(const struct cuda_graph_key *a, const struct cuda_graph_key *b)

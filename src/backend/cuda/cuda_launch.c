@@ -294,14 +294,17 @@ static enum status allow_shared(struct cuda_backend *be, struct cuda_loaded *l, 
 }
 
 /* Kernels may begin before the ones ahead have ended (and wait themselves for what they need): that
- * hides the launches. Captured steps know this from driver 12.3 on. */
+ * hides the launches. Captured steps know this from driver 12.3 on. What follows two streams waits for the
+ * ends of both. */
 static bool may_overlap(const struct cuda_backend *be)
 {
-    return be->card.sm >= 90 && (!be->own->is_capturing || be->card.driver_version >= 12030);
+    return be->card.sm >= 90 && !be->own->has_joined &&
+           (!be->own->is_capturing || be->card.driver_version >= 12030);
 }
 
-enum status cuda_launch(struct cuda_backend *be, const struct cuda_family *family, size_t kernel,
-                        struct cuda_grid grid, const void *args, struct error *err)
+static enum status launch(struct cuda_backend *be, CUstream stream, bool overlaps,
+                          const struct cuda_family *family, size_t kernel, struct cuda_grid grid,
+                          const void *args, struct error *err)
 {
     struct cuda_launch_attribute overlap = {.id = CUDA_LAUNCH_PROGRAMMATIC_STREAM_SERIALIZATION,
                                             .value.programmatic_serialization = 1};
@@ -332,14 +335,30 @@ enum status cuda_launch(struct cuda_backend *be, const struct cuda_family *famil
                                          .block_y = 1,
                                          .block_z = 1,
                                          .shared_bytes = (unsigned)grid.shared_bytes,
-                                         .stream = be->stream,
+                                         .stream = stream,
                                          .attributes = &overlap,
-                                         .n_attributes = may_overlap(be) ? 1 : 0};
+                                         .n_attributes = overlaps ? 1 : 0};
     return cuda_result(be, be->drv->launch_kernel_ex(&config, l->functions[kernel], params, NULL),
                        err,
                        "cuLaunchKernelEx of '%s' with %u x %u x %u blocks of %u threads and %zu "
                        "bytes of shared memory",
                        name, grid.x, grid.y, grid.z, grid.threads, grid.shared_bytes);
+}
+
+enum status cuda_launch(struct cuda_backend *be, const struct cuda_family *family, size_t kernel,
+                        struct cuda_grid grid, const void *args, struct error *err)
+{
+    bool overlaps = may_overlap(be);
+
+    be->own->has_joined = false;
+    return launch(be, be->stream, overlaps, family, kernel, grid, args, err);
+}
+
+enum status cuda_launch_on(struct cuda_backend *be, CUstream stream,
+                           const struct cuda_family *family, size_t kernel, struct cuda_grid grid,
+                           const void *args, struct error *err)
+{
+    return launch(be, stream, false, family, kernel, grid, args, err);
 }
 
 enum status cuda_zero(struct cuda_backend *be, void *data, size_t n_bytes, struct error *err)

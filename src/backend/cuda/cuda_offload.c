@@ -43,6 +43,7 @@ void cuda_offload_close(struct cuda_backend *be)
     struct cuda_offload *o = &be->own->offload;
 
     if (o->home) {
+        cuda_offload_ahead_close(be);
         cuda_stream_close(be);
         o->home->mail = NULL;
     }
@@ -75,7 +76,8 @@ static enum status home_check(const struct expert_home *home, struct error *err)
 
 /* What the tables' memory is cut into. */
 struct cut {
-    size_t slot_of, owner, matrices, blocks, list, resolved, posted, asked, arrived, n_bytes;
+    size_t slot_of, owner, matrices, blocks, list, resolved, posted, asked, arrived, ahead_list, next,
+        logits, n_bytes;
 };
 
 static bool cut_add(struct cut *c, size_t *at, size_t rows, size_t each)
@@ -100,7 +102,10 @@ static bool tables_cut(struct cut *c, const struct expert_home *home)
            cut_add(c, &c->resolved, EXPERT_HOME_PAIRS, sizeof(int32_t)) &&
            cut_add(c, &c->posted, 1, sizeof(int32_t)) &&
            cut_add(c, &c->asked, home->n_layers, sizeof(uint32_t)) &&
-           cut_add(c, &c->arrived, home->n_layers, sizeof(uint32_t));
+           cut_add(c, &c->arrived, home->n_layers, sizeof(uint32_t)) &&
+           cut_add(c, &c->ahead_list, 1, sizeof(struct offload_list)) &&
+           cut_add(c, &c->next, 1, sizeof(struct offload_next)) &&
+           cut_add(c, &c->logits, 2 * EXPERT_HOME_ROWS * home->n_experts, sizeof(float));
 }
 
 static void pool_fill(struct cuda_offload *o, const struct cut *c)
@@ -132,6 +137,9 @@ static void pool_fill(struct cuda_offload *o, const struct cut *c)
     o->posted = (int32_t *)(void *)(tables + c->posted);
     o->asked = (uint32_t *)(void *)(tables + c->asked);
     o->arrived = (uint32_t *)(void *)(tables + c->arrived);
+    o->ahead_list = (struct offload_list *)(void *)(tables + c->ahead_list);
+    o->next = (struct offload_next *)(void *)(tables + c->next);
+    o->logits = (float *)(void *)(tables + c->logits);
 }
 
 /* All experts are on the host. */
@@ -244,6 +252,7 @@ enum status cuda_offload_open(struct cuda_backend *be, struct expert_home *home,
     rc = rc == OK ? tables_new(be, err) : rc;
     rc = rc == OK ? mail_new(be, err) : rc;
     rc = rc == OK ? cuda_stream_open(be, home, err) : rc;
+    rc = rc == OK ? cuda_offload_ahead_open(be, err) : rc;
     rc = rc == OK ? cuda_wait(be, err) : rc;
     if (rc != OK) {
         cuda_offload_close(be);
@@ -448,6 +457,7 @@ struct offload_args cuda_offload_args(const struct cuda_backend *be, const struc
         .log_idx = p.choices,
         .insertions = p.insertions,
         .list = o->list,
+        .next = o->next,
         .idx = u->idx.data,
         .prob = u->prob.data,
         .resolved = o->resolved,
@@ -482,11 +492,13 @@ enum status cuda_offload_resolve(struct cuda_backend *be, const struct op *op,
 {
     struct offload_args args = cuda_offload_args(be, op, shape);
     struct cuda_grid grid = {.x = 1, .threads = OFFLOAD_THREADS};
+    enum status rc = cuda_offload_before(be, op, shape, err);
 
-    return cuda_launch(be, &offload_family, RESOLVE, grid, &args, err);
+    return rc == OK ? cuda_launch(be, &offload_family, RESOLVE, grid, &args, err) : rc;
 }
 
-enum status cuda_offload_fetch(struct cuda_backend *be, struct error *err)
+enum status cuda_offload_fetch(struct cuda_backend *be, const struct op *op,
+                               const struct cuda_shape *shape, struct error *err)
 {
     const struct cuda_offload *o = &be->own->offload;
     struct offload_fetch_args args = {.list = o->list, .block_bytes = o->pool.block_bytes};
@@ -496,7 +508,13 @@ enum status cuda_offload_fetch(struct cuda_backend *be, struct error *err)
         .threads = OFFLOAD_FETCH_THREADS,
     };
 
-    return o->home->n_slots > 0 ? cuda_launch(be, &offload_family, FETCH, grid, &args, err) : OK;
+    enum status rc;
+
+    if (o->home->n_slots == 0) {
+        return OK;
+    }
+    rc = cuda_launch(be, &offload_family, FETCH, grid, &args, err);
+    return rc == OK ? cuda_offload_fork_ahead(be, op, shape, err) : rc;
 }
 
 enum status cuda_offload_add(struct cuda_backend *be, const struct op *op,

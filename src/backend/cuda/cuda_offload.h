@@ -22,6 +22,13 @@ struct cuda_offload {
     /* On the host: mail, x [n_layers][EXPERT_HOME_ROWS][hidden], y likewise. */
     struct expert_mail *mail;
     uint64_t wait_ns; /* for the CPU's answer */
+    /* Of cuda_offload_ahead.c; branch NULL: nothing is fetched ahead. The first three are in `tables`. */
+    struct offload_list *ahead_list;
+    struct offload_next *next;
+    float *logits; /* [2][EXPERT_HOME_ROWS][n_experts] of a layer's next router, layers in turn */
+    CUstream branch;
+    CUevent forked, joined;
+    bool is_forked; /* the stream has not waited for the branch yet */
     /* Of the open step: where its log and orders are in the tables; whether it is small and was announced. */
     size_t at;
     bool is_announced;
@@ -47,6 +54,18 @@ void cuda_offload_begin(struct cuda_backend *be, size_t at);
 /* The log is back on the host: tells the home. ERR_DEVICE when the CPU did not answer. */
 enum status cuda_offload_end(struct cuda_backend *be, struct error *err);
 
+/* What is fetched ahead has arrived before whatever follows in the stream. Nothing to do: OK. */
+enum status cuda_offload_join_ahead(struct cuda_backend *be, struct error *err);
+
+/* ---- for cuda_offload.c (cuda_offload_ahead.c) ---- */
+
+enum status cuda_offload_ahead_open(struct cuda_backend *be, struct error *err);
+void cuda_offload_ahead_close(struct cuda_backend *be);
+
+/* After the layer's own fetches: the next layer's. */
+enum status cuda_offload_fork_ahead(struct cuda_backend *be, const struct op *op,
+                                    const struct cuda_shape *shape, struct error *err);
+
 /* ---- for families ---- */
 
 /* Whether a step of this size takes the way of small ones. */
@@ -62,13 +81,17 @@ void *cuda_offload_table(const struct cuda_backend *be, const struct op *op);
 /* The choices of a small step that are left to the card: [rows][top_k], -1 where it has none. */
 const int32_t *cuda_offload_resolved(const struct cuda_backend *be);
 
-/* For the three launches around an op's kernels in a small step. */
+/* For the launches around an op's kernels in a small step: before() comes before what resolves, which
+ * is cuda_offload_resolve() unless a kernel of others does so. */
+enum status cuda_offload_before(struct cuda_backend *be, const struct op *op,
+                                const struct cuda_shape *shape, struct error *err);
 struct offload_args cuda_offload_args(const struct cuda_backend *be, const struct op *op,
                                       const struct cuda_shape *shape);
 struct offload_join cuda_offload_join(const struct cuda_backend *be, const struct op *op);
 enum status cuda_offload_resolve(struct cuda_backend *be, const struct op *op,
                                  const struct cuda_shape *shape, struct error *err);
-enum status cuda_offload_fetch(struct cuda_backend *be, struct error *err);
+enum status cuda_offload_fetch(struct cuda_backend *be, const struct op *op,
+                               const struct cuda_shape *shape, struct error *err);
 enum status cuda_offload_add(struct cuda_backend *be, const struct op *op,
                              const struct cuda_shape *shape, struct error *err);
 

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "backend/cuda/cuda_late_testing.h"
 #include "backend/cuda/cuda_private.h"
 #include "backend/cuda/cuda_testing.h"
 #include "backend/cuda/emulator/emulator.h"
@@ -15,7 +16,7 @@
 
 enum { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, TAIL };
 enum {
-    LAYERS = 2,
+    LAYERS = 3,
     N_EXPERTS = 16,
     TOP_K = 4,
     HIDDEN = 256,
@@ -37,11 +38,14 @@ struct setup {
     bool has_cpu;
     /* Of m misses fetch m * fetch_of / 4; victims of a step at the most. */
     size_t fetch_of, victims_max;
+    size_t n_next;  /* predicted experts that a layer fetches ahead */
+    bool is_forced; /* choices and predictions are the test's */
+    enum late_policy late;
 };
 
 /* What a step should do, or did. */
 struct account {
-    size_t n_insertions, n_hits, n_fetched, n_cpu, n_in_place, n_victims_used;
+    size_t n_insertions, n_hits, n_fetched, n_cpu, n_in_place, n_victims_used, n_next, n_next_used;
     struct expert_insertion insertions[EXPERT_HOME_VICTIMS];
 };
 
@@ -51,6 +55,7 @@ struct card { /* a backend with the plan; experts are resident or have a home */
     size_t n_buffers;
     float *x, *prob;
     int32_t *idx[LAYERS];
+    float *u[LAYERS]; /* the experts' inputs */
     struct expert_weights experts[LAYERS][N_EXPERTS];
     struct op ops[LAYERS * TAIL];
 };
@@ -69,7 +74,8 @@ struct world {
     int32_t clock;
     struct expert_orders orders; /* as given */
     uint32_t ticket;
-    size_t n_reports, n_streamed;
+    size_t n_reports, n_streamed, n_next, n_next_used;
+    int32_t forced[2][LAYERS * EXPERT_HOME_PAIRS]; /* choices, predictions */
     struct account did;
     int32_t chosen[LAYERS * EXPERT_HOME_PAIRS]; /* as reported */
     size_t chosen_rows;
@@ -196,6 +202,7 @@ static void tail_make(struct card *c, struct world *w, size_t l, struct operand 
     struct operand idx = {.dtype = DTYPE_I32, .round = DTYPE_I32, .cols = TOP_K};
     struct op *ops = &c->ops[l * TAIL];
 
+    c->u[l] = u.data;
     c->idx[l] = idx.data = on_card(c, NULL, ROWS_MAX * TOP_K * sizeof(int32_t));
     ops[NORM] =
         (struct op){.kind = OP_NORM, .u.norm = {x, u, floats(c, HIDDEN, 0.5f, 1, seed), 1e-6f}};
@@ -253,13 +260,15 @@ static void plan_make(struct card *c, struct world *w)
     }
 }
 
-static void card_open(struct card *c, const struct setup *is)
+static void card_open(struct card *c, const struct setup *is, enum late_policy late)
 {
     struct cuda_backend_options o = {.no_graphs = is->no_graphs, .no_fusions = is->no_fusions};
     struct error err;
     char why[256];
 
-    o.driver = cuda_is_there(why, sizeof why) ? NULL : cuda_emulator_driver();
+    o.driver = cuda_is_there(why, sizeof why) ? NULL
+               : late == LATE_NOBODY          ? cuda_emulator_driver()
+                                              : late_driver(late, 3);
     if (cuda_backend_new(&c->be, &o, &err) != OK) {
         fail_msg("%s", err.text);
     }
@@ -293,6 +302,7 @@ static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
 
     (void)n_rows;
     orders->ticket = ++w->ticket;
+    orders->n_next = (int32_t)w->is.n_next;
     for (size_t m = 0; m <= EXPERT_HOME_PAIRS; m++) {
         orders->n_fetch[m] = (uint8_t)(m * w->is.fetch_of / 4);
     }
@@ -312,6 +322,37 @@ static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
     __atomic_store_n(&w->open_ticket, orders->ticket, __ATOMIC_RELEASE);
 }
 
+/* The next victim for an expert of layer l: not one that is wanted there, or by the other list in the layer
+ * before. -1: there is none left. */
+static int32_t take_victim(const struct world *w, struct account *a, size_t l,
+                           const int32_t *wanted, const int32_t *before, size_t n)
+{
+    while (a->n_victims_used < (size_t)w->orders.n_victims) {
+        int32_t slot = w->orders.victim[a->n_victims_used++];
+        const struct expert_insertion *o = &w->owner[slot];
+
+        if (!(o->layer == (int16_t)l && is_chosen(wanted, n, o->expert)) &&
+            !(before && o->layer == (int16_t)l - 1 && is_chosen(before, n, o->expert))) {
+            return slot;
+        }
+    }
+    return -1;
+}
+
+static void expect_insertion(struct world *w, struct account *a, size_t l, int32_t expert,
+                             int32_t slot, bool is_ahead)
+{
+    struct expert_insertion *o = &w->owner[slot];
+
+    if (o->layer >= 0) {
+        w->slot_of[o->layer][o->expert] = -1;
+    }
+    *o = (struct expert_insertion){(int16_t)l, (int16_t)expert, w->clock, is_ahead};
+    w->slot_of[l][expert] = slot;
+    a->insertions[a->n_insertions++] =
+        (struct expert_insertion){(int16_t)l, (int16_t)expert, slot, is_ahead};
+}
+
 static void expect_layer(struct world *w, struct account *a, size_t l, const int32_t *idx, size_t n)
 {
     size_t n_missing = 0, n_wanted, n_got = 0;
@@ -326,29 +367,81 @@ static void expect_layer(struct world *w, struct account *a, size_t l, const int
         }
         a->n_hits += slot >= 0;
         if (slot >= 0) {
+            a->n_next_used += w->owner[slot].is_ahead && w->owner[slot].slot == w->clock - 1;
             w->owner[slot].slot = w->clock;
         } else {
             missing[n_missing++] = idx[i];
         }
     }
     n_wanted = w->orders.n_fetch[n_missing];
-    while (n_got < n_wanted && a->n_victims_used < (size_t)w->orders.n_victims) {
-        int32_t slot = w->orders.victim[a->n_victims_used++];
-        struct expert_insertion *o = &w->owner[slot];
+    while (n_got < n_wanted) {
+        int32_t slot = take_victim(w, a, l, idx, NULL, n);
 
-        if (o->layer == (int16_t)l && is_chosen(idx, n, o->expert)) {
-            continue;
+        if (slot < 0) {
+            break;
         }
-        if (o->layer >= 0) {
-            w->slot_of[o->layer][o->expert] = -1;
-        }
-        *o = (struct expert_insertion){(int16_t)l, (int16_t)missing[n_got], w->clock};
-        w->slot_of[l][missing[n_got]] = slot;
-        a->insertions[a->n_insertions++] =
-            (struct expert_insertion){(int16_t)l, (int16_t)missing[n_got++], slot};
+        expect_insertion(w, a, l, missing[n_got++], slot, false);
     }
     a->n_fetched += n_got;
     *(w->is.has_cpu ? &a->n_cpu : &a->n_in_place) += n_missing - n_got;
+}
+
+/* The TOP_K largest logits of layer l's router for a row, in order. */
+static void choose(struct world *w, size_t l, const float *u, int32_t *idx)
+{
+    static float router[N_EXPERTS * HIDDEN];
+    const struct op_route *r = &w->resident.ops[l * TAIL + ROUTE].u.route;
+    double logit[N_EXPERTS] = {0};
+
+    w->resident.be->ops->read(w->resident.be, router, r->router.data, sizeof router);
+    for (size_t i = 0; i < N_EXPERTS * HIDDEN; i++) {
+        logit[i / HIDDEN] += (double)router[i] * (double)u[i % HIDDEN];
+    }
+    for (size_t k = 0; k < TOP_K; k++) {
+        size_t best = 0;
+
+        for (size_t e = 1; e < N_EXPERTS; e++) {
+            best = logit[e] > logit[best] ? e : best;
+        }
+        idx[k] = (int32_t)best;
+        logit[best] = (double)-INFINITY;
+    }
+}
+
+/* What is fetched for layer l before it is asked. idx: the choices of the layer before. */
+static void expect_ahead(struct world *w, struct account *a, size_t l, const int32_t *idx,
+                         size_t n_rows)
+{
+    static float u[EXPERT_HOME_ROWS * HIDDEN];
+    size_t n = n_rows * TOP_K, n_got = 0;
+    int32_t by_row[EXPERT_HOME_PAIRS], predicted[EXPERT_HOME_PAIRS];
+
+    if (w->is.is_forced) {
+        memcpy(by_row, w->forced[1] + l * n, n * sizeof *by_row);
+    } else {
+        w->resident.be->ops->read(w->resident.be, u, w->resident.u[l - 1],
+                                  n_rows * HIDDEN * sizeof *u);
+        for (size_t r = 0; r < n_rows; r++) {
+            choose(w, l, u + r * HIDDEN, by_row + r * TOP_K);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        predicted[i] = by_row[i % n_rows * TOP_K + i / n_rows];
+    }
+    for (size_t i = 0; i < n && n_got < w->is.n_next; i++) {
+        int32_t slot;
+
+        if (w->slot_of[l][predicted[i]] >= 0) {
+            continue;
+        }
+        slot = take_victim(w, a, l, predicted, idx, n);
+        if (slot < 0) {
+            break;
+        }
+        expect_insertion(w, a, l, predicted[i], slot, true);
+        n_got++;
+    }
+    a->n_next += n_got;
 }
 
 static void step_end(void *ctx, const struct expert_report *r)
@@ -363,7 +456,12 @@ static void step_end(void *ctx, const struct expert_report *r)
     memcpy(w->chosen, r->idx, LAYERS * n * sizeof *r->idx);
     for (size_t l = 0; l < LAYERS; l++) {
         expect_layer(w, &want, l, r->idx + l * n, n);
+        if (w->is.n_next > 0 && l + 1 < LAYERS) {
+            expect_ahead(w, &want, l + 1, r->idx + l * n, r->n_rows);
+        }
     }
+    assert_int_equal(r->n_next, want.n_next);
+    assert_int_equal(r->n_next_used, want.n_next_used);
     assert_int_equal(r->n_hits, want.n_hits);
     assert_int_equal(r->n_fetched, want.n_fetched);
     assert_int_equal(r->n_cpu, want.n_cpu);
@@ -373,6 +471,8 @@ static void step_end(void *ctx, const struct expert_report *r)
     assert_memory_equal(r->insertions, want.insertions,
                         want.n_insertions * sizeof *want.insertions);
     w->did = want;
+    w->n_next += want.n_next;
+    w->n_next_used += want.n_next_used;
     w->n_asked += want.n_cpu;
     w->n_reports++;
 }
@@ -473,7 +573,7 @@ static void slots_fill(struct world *w)
             fail_msg("%s", err.text);
         }
         w->slot_of[l][e] = (int32_t)slot;
-        w->owner[slot] = (struct expert_insertion){(int16_t)l, (int16_t)e, 0};
+        w->owner[slot] = (struct expert_insertion){(int16_t)l, (int16_t)e, 0, 0};
     }
 }
 
@@ -484,8 +584,8 @@ static void world_open(struct world *w, const struct setup *is, bool is_answered
     memset(w, 0, sizeof *w);
     w->is = *is;
     w->seed = 5;
-    card_open(&w->resident, is);
-    card_open(&w->small, is);
+    card_open(&w->resident, is, LATE_NOBODY);
+    card_open(&w->small, is, is->late);
     blocks_make(w);
     for (size_t l = 0; l < LAYERS; l++) {
         uint8_t *copy = on_card(&w->resident, w->blocks[l], N_EXPERTS * w->block.n_bytes);
@@ -496,7 +596,7 @@ static void world_open(struct world *w, const struct setup *is, bool is_answered
         }
     }
     for (size_t s = 0; s < SLOTS_MAX; s++) {
-        w->owner[s] = (struct expert_insertion){-1, -1, -1};
+        w->owner[s] = (struct expert_insertion){-1, -1, -1, 0};
     }
     w->home = (struct expert_home){.block = w->block,
                                    .n_layers = LAYERS,
@@ -507,6 +607,7 @@ static void world_open(struct world *w, const struct setup *is, bool is_answered
                                    .n_slots = is->n_slots,
                                    .n_staging = STAGING,
                                    .has_cpu = is->has_cpu,
+                                   .looks_ahead = is->n_next > 0,
                                    .ops = &home_ops,
                                    .ctx = w};
     if (w->small.be->ops->experts_open(w->small.be, &w->home, &err) != OK) {
@@ -581,6 +682,24 @@ static double error_of(const float *got, const float *want, size_t n_rows)
     return worst;
 }
 
+/* Random choices; three in four predictions are right. */
+static void choices_force(struct world *w, size_t n_rows)
+{
+    for (size_t i = 0; i < LAYERS * n_rows * TOP_K; i += TOP_K) {
+        for (size_t k = 0; k < TOP_K; k++) {
+            int32_t e;
+
+            do {
+                e = (int32_t)(test_next(&w->seed) >> 40) % N_EXPERTS;
+            } while (is_chosen(w->forced[0] + i, k, e));
+            w->forced[0][i + k] = w->forced[1][i + k] = e;
+        }
+        do {
+            w->forced[1][i] = (int32_t)(test_next(&w->seed) >> 40) % N_EXPERTS;
+        } while (is_chosen(w->forced[0] + i, TOP_K, w->forced[1][i]));
+    }
+}
+
 /* The step on both; returns the worst difference of the residual, 0 for the same bits. */
 static double both_step(struct world *w, size_t n_rows, bool is_decode, bool as_plan)
 {
@@ -595,6 +714,11 @@ static double both_step(struct world *w, size_t n_rows, bool is_decode, bool as_
         ones[i] = 1;
     }
     test_step_make(&t, is_decode ? n_rows : 1, is_decode ? ones : &whole, position, 10);
+    if (w->is.is_forced && n_rows <= EXPERT_HOME_ROWS) {
+        choices_force(w, n_rows);
+        t.step.forced_idx = w->forced[0];
+        t.step.forced_next = w->forced[1];
+    }
     must(card_step(&w->resident, x, &t, as_plan, &err), &err);
     must(card_step(&w->small, x, &t, as_plan, &err), &err);
     w->resident.be->ops->read(w->resident.be, a, w->resident.x, n * sizeof *a);
@@ -653,14 +777,14 @@ static void print_line(const struct setup *s, const struct world *w, double wors
 static void fetched_as_resident(void **state)
 {
     static const struct setup setups[] = {
-        {DTYPE_BF16, SYMMETRIC, false, false, 12, false, 4, 1024},
-        {DTYPE_F16, ZEROS, false, false, 5, false, 4, 1024},
-        {DTYPE_F16, SYMMETRIC, true, true, 12, false, 4, 1024},
-        {DTYPE_BF16, PERMS, false, false, 12, false, 4, 1024},
-        {DTYPE_F32, ZEROS, false, false, 12, false, 4, 1024},
-        {DTYPE_BF16, ZEROS, true, false, 30, false, 2, 3},
-        {DTYPE_BF16, SYMMETRIC, false, false, 0, false, 4, 1024},
-        {DTYPE_F16, ZEROS, false, false, 32, false, 4, 1024},
+        {DTYPE_BF16, SYMMETRIC, false, false, 12, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F16, ZEROS, false, false, 5, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F16, SYMMETRIC, true, true, 12, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_BF16, PERMS, false, false, 12, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F32, ZEROS, false, false, 12, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_BF16, ZEROS, true, false, 30, false, 2, 3, 0, false, LATE_NOBODY},
+        {DTYPE_BF16, SYMMETRIC, false, false, 0, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F16, ZEROS, false, false, 32, false, 4, 1024, 0, false, LATE_NOBODY},
     };
 
     (void)state;
@@ -676,16 +800,52 @@ static void fetched_as_resident(void **state)
     }
 }
 
+/* The next layer's experts are fetched ahead: the same bits, and what is moved is as the model says,
+ * whichever stream is late. */
+static void fetched_ahead(void **state)
+{
+    static const struct setup setups[] = {
+        {DTYPE_BF16, SYMMETRIC, false, false, 20, false, 4, 1024, 2, false, LATE_NOBODY},
+        {DTYPE_F16, ZEROS, false, false, 9, false, 4, 1024, 8, true, LATE_NOBODY},
+        {DTYPE_BF16, SYMMETRIC, true, false, 30, false, 4, 1024, 1, true, LATE_OTHERS},
+        {DTYPE_F16, SYMMETRIC, true, true, 16, false, 4, 1024, 3, false, LATE_DICE},
+        {DTYPE_BF16, ZEROS, true, false, 24, false, 2, 5, 4, false, LATE_FIRST},
+        {DTYPE_F32, SYMMETRIC, false, false, 12, false, 4, 1024, 2, false, LATE_NOBODY},
+        {DTYPE_F32, SYMMETRIC, false, false, 20, true, 1, 1024, 2, true, LATE_NOBODY},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof setups / sizeof setups[0]; i++) {
+        const struct setup *s = &setups[i];
+        struct world w;
+        double worst;
+
+        world_open(&w, s, s->has_cpu);
+        worst = steps_run(&w);
+        print_line(s, &w, worst);
+        print_message("      %zu fetched ahead, %zu of them used\n", w.n_next, w.n_next_used);
+        assert_true(worst <= (s->has_cpu ? 5e-5 : 0));
+        assert_true(w.n_next > 0 && w.n_next_used > 0);
+        assert_true(w.n_next_used <= w.n_next);
+        assert_false(((struct cuda_backend *)w.small.be)->own->offload.is_forked);
+        if (!s->no_graphs) { /* the branch is in the captured steps */
+            assert_false(((struct cuda_backend *)w.small.be)->own->no_graphs);
+            assert_true(((struct cuda_backend *)w.small.be)->own->n_graphs > 0);
+        }
+        world_close(&w);
+    }
+}
+
 /* With a CPU that gets all, some or no misses. */
 static void shared_with_the_cpu(void **state)
 {
     static const struct setup setups[] = {
-        {DTYPE_BF16, SYMMETRIC, false, false, 12, true, 0, 1024},
-        {DTYPE_F16, ZEROS, false, false, 12, true, 2, 1024},
-        {DTYPE_F32, SYMMETRIC, false, false, 12, true, 2, 1024},
-        {DTYPE_F32, PERMS, true, false, 0, true, 4, 1024},
-        {DTYPE_F16, PERMS, true, true, 12, true, 4, 2},
-        {DTYPE_BF16, SYMMETRIC, false, false, 20, true, 4, 1},
+        {DTYPE_BF16, SYMMETRIC, false, false, 12, true, 0, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F16, ZEROS, false, false, 12, true, 2, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F32, SYMMETRIC, false, false, 12, true, 2, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F32, PERMS, true, false, 0, true, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F16, PERMS, true, true, 12, true, 4, 2, 0, false, LATE_NOBODY},
+        {DTYPE_BF16, SYMMETRIC, false, false, 20, true, 4, 1, 0, false, LATE_NOBODY},
     };
 
     (void)state;
@@ -706,7 +866,8 @@ static void shared_with_the_cpu(void **state)
 /* Nobody answers: an error after the time, no hang, and the next step is as good as new. */
 static void an_absent_cpu(void **state)
 {
-    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 12, true, 0, 0};
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 12,         true,
+                                       0,          0,         0,     false, LATE_NOBODY};
     static float x[HIDDEN] = {1, 2, 3};
     const size_t one[1] = {1}, position[1] = {0};
     struct error err = {0};
@@ -737,7 +898,8 @@ static void an_absent_cpu(void **state)
 /* An expert that is inserted again changes its slot, and gives the old one back. */
 static void inserted_again(void **state)
 {
-    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 16, false, 4, 1024};
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 16,         false,
+                                       4,          1024,      0,     false, LATE_NOBODY};
     struct error err;
     struct world w;
 
@@ -752,9 +914,9 @@ static void inserted_again(void **state)
             w.slot_of[was.layer][was.expert] = -1;
         }
         if (old >= 0 && old != to) {
-            w.owner[old] = (struct expert_insertion){-1, -1, -1};
+            w.owner[old] = (struct expert_insertion){-1, -1, -1, 0};
         }
-        w.owner[to] = (struct expert_insertion){1, (int16_t)(2 + 3 * i), 0};
+        w.owner[to] = (struct expert_insertion){1, (int16_t)(2 + 3 * i), 0, 0};
         w.slot_of[1][2 + 3 * i] = to;
         assert_true(both_step(&w, 1 + i, true, true) == 0);
     }
@@ -765,7 +927,8 @@ static void inserted_again(void **state)
 /* A step that fails on the way is reported before the next one begins. */
 static void an_abandoned_step(void **state)
 {
-    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, true, true, 12, false, 4, 1024};
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, true, true,  12,         false,
+                                       4,          1024,      0,    false, LATE_NOBODY};
     const size_t one[1] = {1}, position[1] = {0};
     float x[HIDDEN] = {1, -1, 2};
     struct state_pools none = {0};
@@ -790,7 +953,8 @@ static void an_abandoned_step(void **state)
 
 static void others_are_refused(void **state)
 {
-    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 4, false, 4, 1024};
+    static const struct setup setup = {DTYPE_BF16, SYMMETRIC, false, false, 4,          false,
+                                       4,          1024,      0,     false, LATE_NOBODY};
     struct expert_home other;
     struct error err;
     struct world w;
@@ -816,9 +980,10 @@ static void others_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fetched_as_resident), cmocka_unit_test(shared_with_the_cpu),
-        cmocka_unit_test(an_absent_cpu),       cmocka_unit_test(inserted_again),
-        cmocka_unit_test(an_abandoned_step),   cmocka_unit_test(others_are_refused),
+        cmocka_unit_test(fetched_as_resident), cmocka_unit_test(fetched_ahead),
+        cmocka_unit_test(shared_with_the_cpu), cmocka_unit_test(an_absent_cpu),
+        cmocka_unit_test(inserted_again),      cmocka_unit_test(an_abandoned_step),
+        cmocka_unit_test(others_are_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,12 +69,13 @@ struct cuda_private {
     struct cuda_loaded loaded[CUDA_FAMILIES_MAX];
     size_t n_loaded;
     bool is_capturing;
+    bool has_joined; /* the stream's next launch follows another stream's work too */
 
     /* The plan: ops is the caller's array, data[i] what op i's family left in prepare(). */
     const struct op *ops;
     size_t n_ops;
     void **data;
-    struct cuda_unit *units;  /* [n_ops] */
+    struct cuda_unit *units; /* [n_ops] */
     struct cuda_chunk *constants;
     bool is_measuring; /* no card is asked: constants are only counted (cuda_measure.c) */
     size_t measured_bytes;
@@ -134,6 +135,11 @@ void cuda_modules_free(struct cuda_backend *be);
 /* Finds the family's functions, once; ERR_UNSUPPORTED names one that is in no module. */
 enum status cuda_family_load(struct cuda_backend *be, const struct cuda_family *family,
                              struct error *err);
+
+/* cuda_launch() on another stream, after all that this has. */
+enum status cuda_launch_on(struct cuda_backend *be, CUstream stream,
+                           const struct cuda_family *family, size_t kernel, struct cuda_grid grid,
+                           const void *args, struct error *err);
 
 /* ---- memory (cuda_memory.c) ---- */
 

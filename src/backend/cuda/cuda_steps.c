@@ -283,12 +283,15 @@ static struct step_view view_of(const struct cuda_backend *be, const struct layo
 static enum status results_fetch(struct cuda_backend *be, struct error *err)
 {
     struct cuda_private *own = be->own;
-    enum status rc = cuda_result(be,
-                                 be->drv->memcpy_dtoh_async(own->tables + own->bad_at,
-                                                            own->device_tables + own->bad_at,
-                                                            own->results_bytes, be->stream),
-                                 err, "cuMemcpyDtoHAsync of a step's flags");
+    enum status rc = cuda_offload_join_ahead(be, err);
 
+    if (rc == OK) {
+        rc = cuda_result(be,
+                         be->drv->memcpy_dtoh_async(own->tables + own->bad_at,
+                                                    own->device_tables + own->bad_at,
+                                                    own->results_bytes, be->stream),
+                         err, "cuMemcpyDtoHAsync of a step's flags");
+    }
     return rc == OK ? cuda_wait(be, err) : rc; /* the one place where a step waits for the card */
 }
 

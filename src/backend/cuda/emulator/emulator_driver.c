@@ -24,6 +24,8 @@ enum {
     ERROR_NOT_PINNED = 713,
     ERROR_NOT_SUPPORTED = 801,
     ERROR_CAPTURE_UNSUPPORTED = 900,
+    ERROR_CAPTURE_UNJOINED = 904,
+    ERROR_CAPTURE_ISOLATION = 905,
 };
 
 enum {
@@ -37,6 +39,7 @@ enum {
     POISON = 0xff, /* new memory: NaN in every float type */
     WRITTEN_EACH = 64,
     PINNED_MAX = 64,           /* registered pieces of host memory */
+    BRANCHES_MAX = 4,          /* streams of a capture beside the first */
     OPERAND = 0xffffffff,      /* instead of a launch's number */
     HOST_POISON_MAX = 1 << 20, /* of pinned memory; staging buffers are large and mostly unused */
 };
@@ -69,6 +72,8 @@ struct work {
 
 struct CUgraph_st {
     struct work *first, **end;
+    CUstream branch[BRANCHES_MAX]; /* other streams that a capture reached through events */
+    size_t n_branches;
 };
 
 struct CUgraphExec_st {
@@ -77,10 +82,15 @@ struct CUgraphExec_st {
 
 struct CUstream_st {
     struct CUgraph_st *capture; /* or NULL */
+    /* Of a branch: its work, and how much of that the stream which captures has waited for. */
+    size_t n_work, n_joined;
 };
 
 struct CUevent_st {
     struct timespec at;
+    struct CUgraph_st *capture; /* recorded in it, or NULL */
+    CUstream stream;
+    size_t n_work;
 };
 
 static struct {
@@ -131,6 +141,10 @@ static const struct {
     {ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {ERROR_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
      "operation not permitted when stream is capturing"},
+    {ERROR_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
+     "capturing stream has unjoined work"},
+    {ERROR_CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+     "dependency created on uncaptured work in another stream"},
 };
 
 static CUresult get_error_name(CUresult error, const char **text)
@@ -586,6 +600,7 @@ static CUresult submit(CUstream stream, const struct work *w)
         }
         *stream->capture->end = copy;
         stream->capture->end = &copy->next;
+        stream->n_work++;
         return CUDA_SUCCESS_;
     }
     return do_now(w);
@@ -640,10 +655,22 @@ static CUresult graph_destroy(CUgraph graph)
     return CUDA_SUCCESS_;
 }
 
+static bool is_branch(CUstream stream)
+{
+    for (size_t i = 0; i < stream->capture->n_branches; i++) {
+        if (stream->capture->branch[i] == stream) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static CUresult stream_destroy(CUstream stream)
 {
     if (stream) {
-        graph_destroy(stream->capture);
+        if (stream->capture && !is_branch(stream)) {
+            graph_destroy(stream->capture);
+        }
         free(stream);
     }
     return CUDA_SUCCESS_;
@@ -658,11 +685,31 @@ static CUresult stream_synchronize(CUstream stream)
     return CUDA_SUCCESS_;
 }
 
-/* Whatever the event stands for has been done. */
+/* Whatever the event stands for has been done; or, in a capture, is before in its list: what is asked for in
+ * turn is in an order that the branches allow. */
 static CUresult stream_wait_event(CUstream stream, CUevent event, unsigned flags)
 {
-    (void)stream;
-    return event && flags == 0 ? CUDA_SUCCESS_ : ERROR_INVALID_VALUE;
+    if (!event || flags != 0) {
+        return ERROR_INVALID_VALUE;
+    }
+    if (!stream || (!stream->capture && !event->capture)) {
+        return CUDA_SUCCESS_;
+    }
+    if (!event->capture || (stream->capture && stream->capture != event->capture)) {
+        return ERROR_CAPTURE_ISOLATION;
+    }
+    if (!stream->capture) {
+        struct CUgraph_st *g = event->capture;
+
+        if (g->n_branches == BRANCHES_MAX) {
+            return CUDA_ERROR_OUT_OF_MEMORY_;
+        }
+        g->branch[g->n_branches++] = stream;
+        stream->capture = g;
+        stream->n_work = stream->n_joined = 0;
+    }
+    event->stream->n_joined = event->n_work;
+    return CUDA_SUCCESS_;
 }
 
 static CUresult stream_begin_capture(CUstream stream, int mode)
@@ -679,6 +726,19 @@ static CUresult stream_begin_capture(CUstream stream, int mode)
     return CUDA_SUCCESS_;
 }
 
+/* Branches leave the capture; false: one has work that the others did not wait for. */
+static bool branches_end(struct CUgraph_st *g)
+{
+    bool are_joined = true;
+
+    for (size_t i = 0; i < g->n_branches; i++) {
+        are_joined = are_joined && g->branch[i]->n_joined == g->branch[i]->n_work;
+        g->branch[i]->capture = NULL;
+    }
+    g->n_branches = 0;
+    return are_joined;
+}
+
 static CUresult stream_end_capture(CUstream stream, CUgraph *out)
 {
     *out = stream ? stream->capture : NULL;
@@ -686,6 +746,11 @@ static CUresult stream_end_capture(CUstream stream, CUgraph *out)
         return ERROR_INVALID_VALUE;
     }
     stream->capture = NULL;
+    if (!branches_end(*out)) {
+        graph_destroy(*out);
+        *out = NULL;
+        return ERROR_CAPTURE_UNJOINED;
+    }
     return CUDA_SUCCESS_;
 }
 
@@ -745,7 +810,9 @@ static CUresult event_destroy(CUevent event)
 
 static CUresult event_record(CUevent event, CUstream stream)
 {
-    (void)stream;
+    event->capture = stream ? stream->capture : NULL;
+    event->stream = stream;
+    event->n_work = stream ? stream->n_work : 0;
     clock_gettime(CLOCK_MONOTONIC, &event->at);
     return CUDA_SUCCESS_;
 }

@@ -2,13 +2,17 @@
  *
  * Place: backend/cuda/kernels; C and device code. Filled by cuda_offload.c.
  * Order: of a small step's layer: choices, resolve (offload_resolve.cuh), experts_fetch, the experts' kernels
- *        over the resolved choices, and the CPU's part is added (offload_join.cuh). */
+ *        over the resolved choices, and the CPU's part is added (offload_join.cuh).
+ * Ahead: where experts are fetched ahead, experts_predict before the layer is resolved; and after its
+ *        experts_fetch, beside all that follows up to the next layer's choices, experts_ahead and an
+ *        experts_fetch of its own (offload_ahead.cu). */
 #ifndef BACKEND_CUDA_OFFLOAD_ARGS_H
 #define BACKEND_CUDA_OFFLOAD_ARGS_H
 
 #include <stdint.h>
 
 #include "backend/cuda/kernels/experts_args.h"
+#include "backend/cuda/kernels/route_args.h"
 #include "backend/expert_home.h"
 
 enum {
@@ -17,6 +21,9 @@ enum {
     OFFLOAD_FETCH_THREADS = 256,
     OFFLOAD_FETCH_HELD = 4, /* loads of 16 bytes that a thread has on their way */
     OFFLOAD_JOIN_THREADS = 256,
+    OFFLOAD_NEXT_BLOCKS =
+        16, /* that fetch ahead: enough for a link, and other kernels run beside them */
+    OFFLOAD_PREDICT_THREADS = 256,
     OFFLOAD_NOT_LATE = 0x7fffffff,
 };
 
@@ -55,6 +62,14 @@ struct offload_list {
     } item[EXPERT_HOME_PAIRS];
 };
 
+/* What the layer before fetched ahead. */
+struct offload_next {
+    uint32_t ticket; /* of the step */
+    int32_t layer;   /* that it was fetched for */
+    int32_t n;
+    int32_t expert[EXPERT_HOME_NEXT];
+};
+
 /* One block. */
 struct offload_args {
     struct offload_pool pool;
@@ -66,6 +81,7 @@ struct offload_args {
     int32_t *log_idx;                    /* [n_layers][rows of the step][top_k] */
     struct expert_insertion *insertions; /* [EXPERT_HOME_VICTIMS] */
     struct offload_list *list;
+    struct offload_next *next;
     const int32_t *idx; /* [rows][top_k] the choices */
     const float *prob;
     int32_t *resolved;        /* [rows][top_k] the choices that the card computes; others are -1 */
@@ -79,6 +95,24 @@ struct offload_args {
 struct offload_fetch_args {
     const struct offload_list *list;
     uint64_t block_bytes;
+};
+
+/* Logits of the next layer's router for this layer's input: a warp per expert. */
+struct offload_predict_args {
+    const int32_t *n_rows;
+    const struct expert_orders *orders;
+    const float *x;     /* [rows][n_in] */
+    const void *router; /* [n_experts][n_in] of dtype */
+    int32_t dtype, n_in, n_experts;
+    int32_t in_pieces; /* rows are whole pieces of 16 bytes, at such borders */
+    float *logits;     /* [rows][n_experts] */
+};
+
+/* One block of OFFLOAD_THREADS: who is probably chosen next, and which of them are fetched. */
+struct offload_ahead_args {
+    struct offload_args home; /* of the next layer, but list: what is fetched ahead */
+    struct route_args
+        route; /* of the next layer; view.forced: what was predicted elsewhere, or NULL */
 };
 
 /* One thread. */

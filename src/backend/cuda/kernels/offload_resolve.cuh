@@ -20,7 +20,7 @@ struct resolve_shared {
     int32_t miss[EXPERT_HOME_PAIRS];
     int32_t slot[EXPERT_HOME_PAIRS];  /* where it is, -1: nowhere */
     int32_t taken[EXPERT_HOME_PAIRS]; /* of a miss: the slot that it gets */
-    int32_t n_hits, n_missing, n_taken, n_insertions;
+    int32_t n_hits, n_missing, n_taken, n_insertions, n_used;
 };
 
 /* The expert's matrices are at `block` from now on. */
@@ -66,7 +66,6 @@ DEVICE void pairs_look_up(struct resolve_shared *s, const struct offload_args *a
 
     if (tid < n_pairs) {
         expert = idx[tid];
-        a->log_idx[(size_t)a->layer * (size_t)n_pairs + (size_t)tid] = expert;
         expert = expert < a->pool.n_experts ? expert : -1;
         s->expert[tid] = expert;
         s->slot[tid] = expert < 0 ? -1 : a->pool.slot_of[a->layer * a->pool.n_experts + expert];
@@ -83,16 +82,30 @@ DEVICE void pairs_look_up(struct resolve_shared *s, const struct offload_args *a
     block_sync();
 }
 
-/* By one warp: hits and misses counted; misses numbered in the order of pairs. */
-DEVICE void misses_number(struct resolve_shared *s, int n_pairs)
+/* Whether the layer before fetched this expert of the layer ahead. */
+DEVICE bool came_ahead(const struct offload_args *a, int expert)
 {
-    int lane = (int)threadIdx.x % WARP, n_hits = 0, n_missing = 0;
+    const struct offload_next *next = a->next;
+    int n = next->ticket == a->orders->ticket && next->layer == a->layer ? next->n : 0;
+    bool is_there = false;
+
+    for (int i = 0; i < n; i++) {
+        is_there = is_there || next->expert[i] == expert;
+    }
+    return is_there;
+}
+
+/* By one warp: hits and misses counted; misses numbered in the order of pairs. */
+DEVICE void misses_number(struct resolve_shared *s, const struct offload_args *a, int n_pairs)
+{
+    int lane = (int)threadIdx.x % WARP, n_hits = 0, n_missing = 0, n_used = 0;
 
     for (int base = 0; base < n_pairs; base += WARP) {
         int i = base + lane;
         bool counts = i < n_pairs && s->expert[i] >= 0 && s->first[i] == i;
         uint32_t hits = warp_ballot(counts && s->slot[i] >= 0);
         uint32_t missing = warp_ballot(counts && s->slot[i] < 0);
+        uint32_t used = warp_ballot(counts && s->slot[i] >= 0 && came_ahead(a, s->expert[i]));
 
         if (i < n_pairs) {
             s->miss[i] = missing >> lane & 1 ? n_missing + __popc(missing & ((1u << lane) - 1u))
@@ -100,17 +113,22 @@ DEVICE void misses_number(struct resolve_shared *s, int n_pairs)
         }
         n_hits += __popc(hits);
         n_missing += __popc(missing);
+        n_used += __popc(used);
     }
     if (lane == 0) {
+        s->n_used = n_used;
         s->n_hits = n_hits;
         s->n_missing = n_missing;
     }
 }
 
-/* May the slot's content go? Not while this layer wants it. */
+/* May the slot's content go? Not while this layer wants it. Ahead: nor while the layer before, which is being
+ * computed, does. */
+template <bool AHEAD>
 DEVICE bool may_take(const struct resolve_shared *s, const struct offload_args *a, int slot,
                      int n_pairs)
 {
+    const int32_t *running = a->log_idx + (size_t)(a->layer - AHEAD) * (size_t)n_pairs;
     struct offload_owner owner;
     bool is_wanted = false;
 
@@ -121,10 +139,14 @@ DEVICE bool may_take(const struct resolve_shared *s, const struct offload_args *
     for (int i = 0; owner.layer == a->layer && i < n_pairs; i++) {
         is_wanted = is_wanted || s->expert[i] == owner.expert;
     }
+    for (int i = 0; AHEAD && owner.layer == a->layer - 1 && i < n_pairs; i++) {
+        is_wanted = is_wanted || running[i] == owner.expert;
+    }
     return !is_wanted;
 }
 
 /* By one warp: slots for up to n_wanted misses, from the step's victims in their order. */
+template <bool AHEAD>
 DEVICE void victims_take(struct resolve_shared *s, const struct offload_args *a, int n_wanted,
                          int n_pairs)
 {
@@ -133,7 +155,7 @@ DEVICE void victims_take(struct resolve_shared *s, const struct offload_args *a,
 
     while (n_taken < n_wanted && used < n_victims) {
         int i = used + lane, slot = i < n_victims ? a->orders->victim[i] : -1;
-        uint32_t good = warp_ballot(i < n_victims && may_take(s, a, slot, n_pairs));
+        uint32_t good = warp_ballot(i < n_victims && may_take<AHEAD>(s, a, slot, n_pairs));
         uint32_t lower = good & ((1u << lane) - 1u);
         int rank = n_taken + __popc(lower);
         bool takes = (good >> lane & 1) != 0 && rank < n_wanted;
@@ -160,12 +182,14 @@ DEVICE void misses_count(const struct resolve_shared *s, const struct offload_ar
     int rest = s->n_missing - s->n_taken;
 
     a->counts->n_hits += s->n_hits;
+    a->counts->n_next_used += s->n_used;
     a->counts->n_fetched += s->n_taken;
     *(a->has_cpu ? &a->counts->n_cpu : &a->counts->n_in_place) += rest;
     a->list->n = s->n_taken;
 }
 
 /* The miss gets its slot, and is put on the list of copies. */
+template <bool AHEAD>
 DEVICE void miss_fetch(const struct resolve_shared *s, const struct offload_args *a, int pair)
 {
     int miss = s->miss[pair], slot = s->taken[miss], at = s->n_insertions + miss;
@@ -177,6 +201,7 @@ DEVICE void miss_fetch(const struct resolve_shared *s, const struct offload_args
     a->insertions[at].layer = (int16_t)a->layer;
     a->insertions[at].expert = (int16_t)expert;
     a->insertions[at].slot = slot;
+    a->insertions[at].is_ahead = AHEAD;
 }
 
 /* The box is filled and sent; n_rows is 0 when the CPU has nothing to do. `posted` and n_rows lie side by
@@ -211,11 +236,15 @@ DEVICE void resolve(struct resolve_shared *s, const struct offload_args *a, cons
     int tid = (int)threadIdx.x, n_rows = max(0, min(*a->n_rows, (int)EXPERT_HOME_ROWS));
     int n_pairs = n_rows * a->top_k, n_cpu;
 
+    if (tid < n_pairs) {
+        a->log_idx[(size_t)a->layer * (size_t)n_pairs + (size_t)tid] = idx[tid];
+    }
     pairs_look_up(s, a, idx, n_pairs);
     if (tid < WARP) {
-        misses_number(s, n_pairs);
+        misses_number(s, a, n_pairs);
         warp_sync();
-        victims_take(s, a, min((int)a->orders->n_fetch[s->n_missing], s->n_missing), n_pairs);
+        victims_take<false>(s, a, min((int)a->orders->n_fetch[s->n_missing], s->n_missing),
+                            n_pairs);
         warp_sync();
         if (tid == 0) {
             misses_count(s, a);
@@ -233,7 +262,7 @@ DEVICE void resolve(struct resolve_shared *s, const struct offload_args *a, cons
             a->mail->prob[tid] = prob[tid];
         }
         if (s->miss[tid] != NOT_MISSING && s->miss[tid] < s->n_taken) {
-            miss_fetch(s, a, tid);
+            miss_fetch<false>(s, a, tid);
         }
     }
     if (tid == 0) {
