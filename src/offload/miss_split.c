@@ -17,6 +17,11 @@ static const double TRIP_MAX_NS = 1e5; /* either way: beyond that something else
 static const double TRIP_PART = 0.1;   /* of a step in the mean of trips */
 static const double SHARE_PART = 0.05; /* of a step in the mean share of recent choices */
 static const double GAIN_MAX = 8;
+static const double WINDOW_PART = 0.75; /* of a layer's time is after its choices */
+static const double TRUE_SHARE = 0.8;   /* of predictions, until it is measured */
+static const double TRUE_MIN = 0.1;     /* below that slots are worth more */
+static const double TRUE_PART = 0.05;   /* of a step in its mean */
+static const double TRUE_FADE = 1e-4;   /* of it is forgotten in a step without */
 static const double EXPERT_NS_MIN = 100, EXPERT_NS_MAX = 1e8, EXPERT_NS_UNKNOWN = 3e4;
 static const double OUTLIER_TIMES = 2, OUTLIER_NS = 5e4; /* more than that over the line is cut */
 static const double FASTER_MAX =
@@ -26,6 +31,7 @@ enum {
     PROBE_AFTER =
         200,         /* steps that a side may go unmeasured: a step may cost three times as much */
     PROBE_FIRST = 2, /* after so many steps the first time */
+    STILL_EACH = 32, /* steps: one without fetches ahead, in which layers can be measured */
     INSERT_PART = 4, /* of the slots may change in a step, so that one step cannot flush them all */
 };
 
@@ -105,7 +111,7 @@ void miss_split_init(struct miss_split *s, const struct miss_split_options *o)
 {
     struct miss_times *t = &s->times[0];
 
-    *s = (struct miss_split){.o = *o, .last_rows = 1};
+    *s = (struct miss_split){.o = *o, .last_rows = 1, .true_share = TRUE_SHARE};
     line_start(&t->layer, o->fetch_ns);
     line_start(&t->cpu, o->cpu_ns);
     t->trip_ns = TRIP_NS;
@@ -187,14 +193,21 @@ static size_t fetch_max(const struct miss_split *s)
     return size_min(insertions_max(s) / size_max(s->o.n_layers, 1), EXPERT_HOME_PAIRS);
 }
 
-static size_t prefetch_of(const struct miss_split *s, const struct miss_times *t)
+static size_t prefetch_of(const struct miss_split *s, struct miss_times *t)
 {
-    double idle = line_at0(&t->layer) / t->layer.slope; /* the link has nothing to do so long */
+    bool has_mail = s->o.miss != EXPERT_MISS_FETCH;
+    const struct fading_line *l = has_mail ? &t->layer : &s->steps;
+    double window = WINDOW_PART * fmax(line_at0(l), 0) / (has_mail ? 1 : (double)s->o.n_layers);
+    double saves = has_mail ? 1 / (1 / l->slope + 1 / t->cpu.slope) : l->slope, n;
 
-    if (s->o.no_prefetch || fetch_max(s) == 0) {
+    if (s->o.no_prefetch || fetch_max(s) == 0 || l->weight <= 0 || s->true_share < TRUE_MIN) {
         return 0;
     }
-    return idle < 1 ? 1 : idle > EXPERT_HOME_NEXT ? EXPERT_HOME_NEXT : (size_t)idle;
+    n = floor((window + s->true_share * saves) / l->slope);
+    if (n >= 1 && ++t->since_still > STILL_EACH) {
+        n = t->since_still = 0;
+    }
+    return n < EXPERT_HOME_NEXT ? (size_t)n : EXPERT_HOME_NEXT;
 }
 
 size_t miss_split_orders(struct miss_split *s, size_t n_rows, struct expert_orders *orders)
@@ -244,7 +257,7 @@ static void learn_trip(struct miss_times *t, const struct miss_step *step, size_
     for (size_t l = 0; l < n_layers; l++) {
         const struct miss_layer *y = &step->layers[l];
 
-        if (y->ns > 0 && y->n_cpu > 0 && !(y->n_fetched > 0)) {
+        if (y->ns > 0 && y->n_cpu > 0 && !(y->n_fetched > 0) && y->n_ahead == 0) {
             sum += fmin(fmax(y->ns - base - y->cpu_ns, -TRIP_MAX_NS), TRIP_MAX_NS);
             n++;
         }
@@ -268,7 +281,9 @@ static void learn_layers(struct miss_times *t, const struct miss_step *step, siz
             line_add(&t->cpu, (double)y->n_cpu, y->cpu_ns);
         } else if (y->ns > 0) {
             n_fetched += y->n_fetched > 0;
-            line_add(&t->layer, y->n_fetched, y->ns);
+            if (y->n_ahead == 0) { /* else the next layer may have waited for that */
+                line_add(&t->layer, y->n_fetched, y->ns);
+            }
         }
     }
     line_fit(&t->layer, 1);
@@ -286,7 +301,7 @@ void miss_split_learn(struct miss_split *s, const struct miss_step *step)
     s->last_rows = step->n_rows;
     if (step->layers) {
         learn_layers(t, step, s->o.n_layers);
-    } else if (step->ns > 0) {
+    } else if (step->ns > 0 && step->n_next == 0) {
         line_fade(&s->steps);
         line_add(&s->steps, (double)step->n_fetched, step->ns);
         line_fit(&s->steps, 1);
@@ -296,6 +311,13 @@ void miss_split_learn(struct miss_split *s, const struct miss_step *step)
 
         s->n_shares++; /* the plain mean at first */
         s->recent_share += fmax(SHARE_PART, 1.0 / s->n_shares) * (share - s->recent_share);
+    }
+    if (step->n_next > 0) {
+        double share = (double)step->n_next_used / (double)step->n_next;
+
+        s->true_share += TRUE_PART * (share - s->true_share);
+    } else { /* so that it is tried again */
+        s->true_share += TRUE_FADE * (TRUE_SHARE - s->true_share);
     }
     if (n_missed > 0) {
         double share = (double)step->n_fetched / (double)n_missed;

@@ -19,6 +19,12 @@
  *         measured directly, a line over c. `trip` is what layers served by the CPU alone take longer
  *         than computing; negative when the device has other work meanwhile. Old measurements fade. A side
  *         that was not seen for long is tried for one step.
+ * Ahead:  the link is idle while a layer is computed: in most of that time, `window`, experts that were predicted
+ * for the next layer can be fetched for nothing. One that is late by part of a fetch still pays if it saves
+ *         more than that part: n_next = window / fetch + what one saves / fetch, whole ones. What one saves is
+ *         a fetch (or what both sides together take for a miss) times the share of predictions that came
+ *         true. `window` is measured in steps and layers without such fetches, which every so often are
+ *         left out for that.
  * Rows:   times depend on how many rows a step has, so each number has its own. */
 #ifndef OFFLOAD_MISS_SPLIT_H
 #define OFFLOAD_MISS_SPLIT_H
@@ -39,6 +45,7 @@ struct miss_times {           /* of steps with one number of rows */
     struct fading_line cpu;   /* ns over computed experts */
     double trip_ns;
     uint32_t since_fetch, since_cpu; /* steps since a side was measured */
+    uint32_t since_still;            /* steps since one that fetched nothing ahead */
     bool is_started;
 };
 
@@ -57,6 +64,7 @@ struct miss_split {
     double recent_share; /* R */
     double n_shares;
     double fetched_share; /* of misses */
+    double true_share;    /* of what was fetched ahead: how much was then chosen */
 };
 
 void miss_split_init(struct miss_split *s, const struct miss_split_options *o);
@@ -70,8 +78,9 @@ size_t miss_split_window(const struct miss_split *s, size_t n_choices);
 struct miss_layer {   /* what was seen of a layer */
     double ns;        /* until the next layer's post; 0: not known */
     double cpu_ns;    /* computing */
-    double n_fetched; /* estimated when some were fetched ahead */
+    double n_fetched; /* misses */
     size_t n_cpu;
+    size_t n_ahead; /* fetched meanwhile for the next layer */
 };
 struct miss_step {
     size_t n_rows;
@@ -79,6 +88,7 @@ struct miss_step {
     double ns;                       /* of the whole step */
     size_t n_choices, n_recent;      /* distinct; of those made within the window before */
     size_t n_fetched, n_cpu;
+    size_t n_next, n_next_used; /* as in struct expert_report */
 };
 void miss_split_learn(struct miss_split *s, const struct miss_step *step);
 

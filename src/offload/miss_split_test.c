@@ -231,6 +231,56 @@ static void modes_are_kept(void **state)
     }
 }
 
+/* What is fetched ahead fits the time of a layer, is given up where predictions are wrong and tried again, and
+ * does not change what is measured. */
+static void idle_links_fetch_ahead(void **state)
+{
+    static const struct {
+        double base_us, fetch_us, truth;
+        int want;
+    } cases[] = {
+        {55, 36, 0.8, 1},   {110, 36, 0.8, 3}, {20, 36, 0.8, 1},  {10, 36, 0.5, 0},
+        {250, 150, 0.8, 2}, {900, 36, 0.8, 8}, {55, 36, 0.02, 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct miss_split_options o = options(EXPERT_MISS_FETCH, 2662);
+        struct expert_orders orders;
+        struct miss_split s;
+        size_t n_without = 0;
+
+        o.fetch_ns = cases[i].fetch_us * 1e3;
+        miss_split_init(&s, &o);
+        for (size_t step = 0; step < 400; step++) {
+            size_t n_fetched = 40 + step % 7 * 10, n_next;
+
+            miss_split_orders(&s, 1, &orders);
+            n_next = (size_t)orders.n_next * LAYERS;
+            if (step >= 200) {
+                assert_true(orders.n_next == cases[i].want || orders.n_next == 0 ||
+                            cases[i].truth < 0.1);
+                n_without += orders.n_next == 0;
+            }
+            miss_split_learn(&s, &(struct miss_step){
+                                     .n_rows = 1,
+                                     .ns = 1e3 * (cases[i].base_us * LAYERS +
+                                                  cases[i].fetch_us * (double)(n_fetched + n_next)),
+                                     .n_fetched = n_fetched,
+                                     .n_next = n_next,
+                                     .n_next_used = (size_t)(cases[i].truth * (double)n_next),
+                                 });
+        }
+        if (cases[i].want > 0) { /* some steps are measured */
+            assert_in_range(n_without, 1, 10);
+        } else {
+            assert_in_range(n_without, 150, 200);
+        }
+        assert_true(fabs(miss_split_fetch_ns(&s) / 1e3 - cases[i].fetch_us) <
+                    0.1 * cases[i].fetch_us);
+    }
+}
+
 /* Without mail only whole steps are seen. */
 static void the_link_is_seen_in_steps(void **state)
 {
@@ -277,6 +327,7 @@ int main(void)
         cmocka_unit_test(memory_of_choices_brings_experts_in),
         cmocka_unit_test(modes_are_kept),
         cmocka_unit_test(the_link_is_seen_in_steps),
+        cmocka_unit_test(idle_links_fetch_ahead),
         cmocka_unit_test(the_same_measurements_decide_alike),
     };
 

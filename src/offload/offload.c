@@ -229,12 +229,16 @@ static void see_layers(struct offload *o, const struct expert_report *r, uint64_
     size_t n = o->home.n_layers;
 
     memset(o->layers, 0, n * sizeof *o->layers);
-    for (size_t i = 0; i < r->n_insertions;
-         i++) { /* those fetched ahead count in part, as all do */
-        int16_t l = r->insertions[i].layer;
+    for (size_t i = 0; i < r->n_insertions; i++) {
+        const struct expert_insertion *in = &r->insertions[i];
 
-        if (l >= 0 && (size_t)l < n) {
-            o->layers[l].n_fetched += (double)r->n_fetched / (double)r->n_insertions;
+        if (in->layer < 0 || (size_t)in->layer >= n) {
+            continue;
+        }
+        if (!in->is_ahead) {
+            o->layers[in->layer].n_fetched++;
+        } else if (in->layer > 0) { /* while the layer before was computed */
+            o->layers[in->layer - 1].n_ahead++;
         }
     }
     for (size_t l = 0; l < n; l++) {
@@ -264,7 +268,9 @@ static void step_end(void *ctx, const struct expert_report *r)
     struct miss_step step = {.n_rows = r->n_rows,
                              .ns = (double)(clock_now_ns() - o->step_start_ns),
                              .n_fetched = r->n_fetched + r->n_in_place,
-                             .n_cpu = r->n_cpu};
+                             .n_cpu = r->n_cpu,
+                             .n_next = r->n_next,
+                             .n_next_used = r->n_next_used};
     uint64_t cpu_ns = 0, wait_ns = 0, n_failed = 0;
 
     if (o->mail) {
@@ -369,6 +375,8 @@ static enum status offload_init(struct offload *o, const struct offload_shape *s
         .n_slots = size_min(opt->n_slots, n_all),
         .n_staging = opt->n_staging > 0 ? size_max(opt->n_staging, 2) : OFFLOAD_STAGING_DEFAULT,
         .has_cpu = opt->miss != EXPERT_MISS_FETCH,
+        .looks_ahead = !opt->no_prefetch && opt->miss != EXPERT_MISS_CPU &&
+                       !(opt->miss == EXPERT_MISS_AUTO && opt->no_split),
         .ops = &home_ops,
         .ctx = o,
     };

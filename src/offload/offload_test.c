@@ -299,7 +299,7 @@ static void a_device_that_fails(void **state)
     const struct expert_home *h = offload_home(r->offload);
     struct expert_orders orders;
     struct expert_insertion bad[] = {
-        {-1, 0, 0}, {0, EXPERTS, 0}, {LAYERS, 0, 0}, {0, 0, 10}, {0, 0, -1}};
+        {-1, 0, 0, 0}, {0, EXPERTS, 0, 1}, {LAYERS, 0, 0, 1}, {0, 0, 10, 1}, {0, 0, -1, 0}};
     struct expert_report report = {
         .n_rows = 1, .idx = r->idx, .insertions = bad, .n_insertions = 5, .n_fetched = 5};
     struct offload_shape shape = shape_of(r);
