@@ -131,6 +131,42 @@ static void rows_do_not_depend_on_company(void **state)
     }
 }
 
+/* A single row's experts are shared out among threads that wait for each other: also when there are more of
+ * them than cores, than experts, and than pieces of some lists. */
+static void a_row_does_not_depend_on_threads(void **state)
+{
+    static const size_t threads[] = {2, 5, 13};
+
+    (void)state;
+    for (size_t c = 0; c < N_KINDS * 2; c++) {
+        enum cpu_activations activations = c % 2 ? CPU_ACTIVATIONS_INT8 : CPU_ACTIVATIONS_F32;
+        struct backend *one = test_backend_with(CPU_ISA_AUTO, 1, activations);
+        uint64_t seed = 81 + c;
+        struct layer l;
+        struct inputs in;
+        float *want;
+
+        layer_make(&l, KINDS[c / 2], &seed);
+        in = inputs_new(&seed);
+        want = run(one, &l, &in, 0, 1);
+        for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
+            struct backend *be = test_backend_with(CPU_ISA_AUTO, threads[t], activations);
+
+            for (size_t i = 0; i < 20; i++) {
+                float *got = run(be, &l, &in, 0, 1);
+
+                assert_memory_equal(got, want, HIDDEN * sizeof *got);
+                free(got);
+            }
+            be->ops->free(be);
+        }
+        free(want);
+        inputs_free(&in);
+        layer_release(&l);
+        one->ops->free(one);
+    }
+}
+
 /* Against float32 activations: two quantisations follow each other, of the input and of the hidden row. */
 static void the_error_is_bounded(void **state)
 {
@@ -263,6 +299,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_do_not_depend_on_company),
+        cmocka_unit_test(a_row_does_not_depend_on_threads),
         cmocka_unit_test(the_error_is_bounded),
         cmocka_unit_test(a_row_that_is_not_finite_stays_so),
         cmocka_unit_test(choices_of_the_device_are_left_out),
