@@ -8,7 +8,8 @@
  *                       quantised weights, all inputs that one instruction adds up must share a scale
  *          _ring        one row, 16-bit dense weights and activations, where two of its blocks fit
  *          linear_gemv  everything else whose rows are whole pieces of 16 bytes: it reads memory in longer
- *                       runs; _int8_one, which dense parts join, when there is one row of 16-bit activations
+ *                       runs; _int8_one, which dense parts join, when there is one row of 16-bit activations;
+ *                       _int8_ring in its place where three of its blocks fit
  *          _any         every shape
  *        More rows than a kernel takes become more blocks; then weights are read once for each. */
 #include <string.h>
@@ -57,6 +58,7 @@
     X(linear_gemv_f16_ring)                                                                        \
     X(linear_gemv_bf16_ring)                                                                       \
     X(linear_gemv_int8_one)                                                                        \
+    X(linear_gemv_int8_ring)                                                                       \
     X(linear_gemv_any)
 
 #define KERNEL_INDEX(name) KERNEL_##name,
@@ -83,7 +85,9 @@ enum {
     /* Warps that share a tile must find work for so many quarters of all warps. */
     BUSY_QUARTERS = 3,
     INT8_ONE_BUSY_QUARTERS = 3,
-    HAS_RING = 1, /* whether the ring kernels are used; for comparisons */
+    /* Whether the ring kernels are used; for comparisons. */
+    HAS_RING = 1,
+    HAS_INT8_RING = 1,
     RING_PER_CARD = 2,
     RING_GAIN = 20,   /* more slices must save this part of the time */
     BESIDE_STEPS = 4, /* of a slice of parts that join a launch */
@@ -162,6 +166,11 @@ static bool steps_have_one_scale(const struct launch *l)
     return true;
 }
 
+static bool is_int8_one(enum kernel kernel)
+{
+    return kernel == KERNEL_linear_gemv_int8_one || kernel == KERNEL_linear_gemv_int8_ring;
+}
+
 static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t sums_bytes,
                         size_t row_bytes)
 {
@@ -175,9 +184,9 @@ static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t 
     }
     l->shared_bytes = sums_bytes + l->rows * row_bytes;
     if (l->warps == LINEAR_WARPS_FEW) {
-        size_t wanted = l->kernel == KERNEL_linear_gemv_int8_one ? INT8_ONE_PER_CARD
-                        : l->form < FORM_INT8                    ? DENSE_PER_CARD
-                                                                 : QUANTISED_PER_CARD;
+        size_t wanted = is_int8_one(l->kernel) ? INT8_ONE_PER_CARD
+                        : l->form < FORM_INT8  ? DENSE_PER_CARD
+                                               : QUANTISED_PER_CARD;
 
         l->per_card = size_min(wanted, most / l->shared_bytes);
     } else if (l->warps == LINEAR_RING_WARPS) {
@@ -244,18 +253,27 @@ static bool is_for_int8_one(const struct launch *l)
 
 static bool choose_int8_one(const struct cuda_backend *be, struct launch *l)
 {
+    size_t sums = LINEAR_WARPS_FEW * (2 * LINEAR_INT8_TILE + LINEAR_INT8_SCALES / 2);
+    size_t slot = LINEAR_WARPS_FEW * WARP_LANES * LINEAR_INT8_TILE * CHUNK_BYTES;
+
     if (!is_for_int8_one(l)) {
         return false;
     }
-    l->kernel = KERNEL_linear_gemv_int8_one;
+    l->kernel = KERNEL_linear_gemv_int8_ring;
     l->lanes = WARP_LANES;
     l->n_steps = ceil_div(l->n_chunks, l->lanes);
     l->x_stride = l->n_steps * l->lanes * chunk_inputs[FORM_INT8];
     l->rows = 1;
     l->tile = LINEAR_INT8_TILE;
     l->warps = LINEAR_WARPS_FEW;
-    return shared_fits(be, l, l->warps * (2 * l->tile + LINEAR_INT8_SCALES / 2) * sizeof(float),
-                       l->x_stride * sizeof(float));
+    if (HAS_INT8_RING && be->card.sm >= 80 &&
+        shared_fits(be, l, sums * sizeof(float) + LINEAR_INT8_RING_STEPS * slot,
+                    l->x_stride * sizeof(float)) &&
+        l->per_card == INT8_ONE_PER_CARD) {
+        return true;
+    }
+    l->kernel = KERNEL_linear_gemv_int8_one;
+    return shared_fits(be, l, sums * sizeof(float), l->x_stride * sizeof(float));
 }
 
 /* Parts of other forms go into one launch with dense ones (launch_int8_one); they do not with a ring. */
@@ -340,8 +358,7 @@ static size_t ring_slices(const struct cuda_backend *be, const struct launch *l,
 static size_t slices_of(const struct cuda_backend *be, const struct launch *l, size_t n_tiles)
 {
     size_t n_warps = (size_t)be->card.n_multiprocessors * l->per_card * l->warps, n = 1;
-    size_t quarters =
-        l->kernel == KERNEL_linear_gemv_int8_one ? INT8_ONE_BUSY_QUARTERS : BUSY_QUARTERS;
+    size_t quarters = is_int8_one(l->kernel) ? INT8_ONE_BUSY_QUARTERS : BUSY_QUARTERS;
 
     if (l->warps == LINEAR_RING_WARPS) {
         return ring_slices(be, l, n_tiles);
@@ -447,7 +464,7 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
     return cuda_launch(be, &cuda_linear, l->kernel, grid_of(l, n_blocks), &args, err);
 }
 
-/* linear_gemv_int8_one with the dense parts that join it, or NULL. */
+/* linear_gemv_int8_one or _ring with the dense parts that join it, or NULL. */
 static enum status launch_int8_one(struct cuda_backend *be, const struct op *op,
                                    const struct launch *l, const struct launch *beside,
                                    const struct cuda_shape *shape, struct error *err)
@@ -520,12 +537,12 @@ static enum status launch_all(struct cuda_backend *be, const struct op *op, cons
         all[n] = launch_of(be, &op->u.linear, p, ahead, n_rows);
         n += all[n].n_parts > 0;
     }
-    main = first_of(all, n, KERNEL_linear_gemv_int8_one, KERNEL_linear_gemv_int8_one,
-                    KERNEL_linear_gemv_int8_one);
+    main = first_of(all, n, KERNEL_linear_gemv_int8_one, KERNEL_linear_gemv_int8_ring,
+                    KERNEL_linear_gemv_int8_ring);
     beside = first_of(all, n, KERNEL_linear_gemv_f32_1, KERNEL_linear_gemv_f16_1,
                       KERNEL_linear_gemv_bf16_1);
     for (size_t i = 0; rc == OK && i < n; i++) {
-        if (all[i].kernel == KERNEL_linear_gemv_int8_one) {
+        if (is_int8_one(all[i].kernel)) {
             rc = launch_int8_one(be, op, &all[i], i == main && beside < n ? &all[beside] : NULL,
                                  shape, err);
         } else if (i != beside || main == n) {

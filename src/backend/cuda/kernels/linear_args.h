@@ -29,6 +29,7 @@ enum {
     LINEAR_RING_TILE = 2,            /* outputs of their tiles */
     LINEAR_RING_STEPS = 6,           /* that a warp has on their way */
     LINEAR_INT8_TILE = 4,            /* outputs of a tile of linear_gemv_int8_one */
+    LINEAR_INT8_RING_STEPS = 3,      /* that a warp of linear_gemv_int8_ring has on their way */
     LINEAR_INT8_SCALES = 256,        /* bytes that their scales may have */
     /* Floats in shared memory ahead of the norm's weights: a factor for each row, and sums of warps. */
     LINEAR_NORM_HEAD = LINEAR_NORM_ROWS * (1 + LINEAR_WARPS),
