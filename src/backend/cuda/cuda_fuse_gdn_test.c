@@ -46,7 +46,7 @@ struct gdn_data {
     float *projected;
     struct state_pools pools;
     struct test_step step;
-    struct op ops[3]; /* the last is a projection, whose weights the kernel asks for */
+    struct op ops[3]; /* the last is a projection, as in a layer */
 };
 
 static void fill(float *x, size_t n, double size, enum dtype t, uint64_t *seed)
