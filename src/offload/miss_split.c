@@ -28,10 +28,9 @@ static const double FASTER_MAX =
     2; /* than at the start: then nothing else wanted the link or the CPU */
 
 enum {
-    PROBE_AFTER =
-        200,         /* steps that a side may go unmeasured: a step may cost three times as much */
-    PROBE_FIRST = 2, /* after so many steps the first time */
-    STILL_EACH = 32, /* steps: one without fetches ahead, in which layers can be measured */
+    PROBE_AFTER = 64, /* steps that a side may go unmeasured: a step may cost three times as much */
+    PROBE_FIRST = 2,  /* after so many steps the first time */
+    STILL_EACH = 32,  /* steps: one without fetches ahead, in which layers can be measured */
     INSERT_PART = 4, /* of the slots may change in a step, so that one step cannot flush them all */
 };
 
@@ -71,12 +70,14 @@ static double line_at0(const struct fading_line *l)
     return l->weight > 0 ? (l->y - l->slope * l->x) / l->weight : 0;
 }
 
-static void line_add(struct fading_line *l, double x, double y)
+/* at0: what y is at 0 while there are no points; negative: not known. */
+static void line_add(struct fading_line *l, double x, double y, double at0)
 {
-    if (l->weight >=
-        1) { /* a thread that was put aside for milliseconds says nothing of the machine */
-        double expected = fmax(line_at0(l) + l->slope * x, l->y / l->weight);
+    double expected =
+        l->weight >= 1 ? fmax(line_at0(l) + l->slope * x, l->y / l->weight) : at0 + l->slope * x;
 
+    if (l->weight >= 1 || (l->is_known && at0 >= 0)) {
+        /* a thread that was put aside for milliseconds says nothing of the machine */
         y = fmin(y, OUTLIER_TIMES * expected + OUTLIER_NS);
     }
     l->weight += 1;
@@ -278,11 +279,11 @@ static void learn_layers(struct miss_times *t, const struct miss_step *step, siz
 
         if (y->n_cpu > 0) {
             n_cpu++;
-            line_add(&t->cpu, (double)y->n_cpu, y->cpu_ns);
+            line_add(&t->cpu, (double)y->n_cpu, y->cpu_ns, 0);
         } else if (y->ns > 0) {
             n_fetched += y->n_fetched > 0;
             if (y->n_ahead == 0) { /* else the next layer may have waited for that */
-                line_add(&t->layer, y->n_fetched, y->ns);
+                line_add(&t->layer, y->n_fetched, y->ns, -1);
             }
         }
     }
@@ -303,7 +304,7 @@ void miss_split_learn(struct miss_split *s, const struct miss_step *step)
         learn_layers(t, step, s->o.n_layers);
     } else if (step->ns > 0 && step->n_next == 0) {
         line_fade(&s->steps);
-        line_add(&s->steps, (double)step->n_fetched, step->ns);
+        line_add(&s->steps, (double)step->n_fetched, step->ns, -1);
         line_fit(&s->steps, 1);
     }
     if (step->n_choices > 0) {
