@@ -289,6 +289,48 @@ static void test_graph(void **state)
     device_free(data);
 }
 
+/* A capture reaches another stream through an event, and ends only when what is there was waited for. */
+static void test_branches(void **state)
+{
+    float *data = device(256), *host = calloc(64, sizeof *host);
+    CUstream branch;
+    CUevent forked, joined;
+
+    (void)state;
+    assert_non_null(host);
+    assert_int_equal(drv->stream_create(&branch, CUDA_STREAM_NON_BLOCKING), CUDA_SUCCESS_);
+    assert_int_equal(drv->event_create(&forked, CUDA_EVENT_NO_TIMING), CUDA_SUCCESS_);
+    assert_int_equal(drv->event_create(&joined, CUDA_EVENT_NO_TIMING), CUDA_SUCCESS_);
+    for (int joins = 0; joins < 2; joins++) {
+        CUgraph graph = NULL;
+        CUgraphExec exec;
+
+        assert_int_equal(drv->stream_begin_capture(stream, CUDA_CAPTURE_RELAXED), CUDA_SUCCESS_);
+        assert_int_equal(drv->event_record(forked, stream), CUDA_SUCCESS_);
+        assert_int_equal(drv->stream_wait_event(branch, forked, 0), CUDA_SUCCESS_);
+        drv->memcpy_htod_async((CUdeviceptr)(uintptr_t)data, host, 256, branch);
+        assert_true(isnan(data[0]));
+        assert_int_equal(drv->event_record(joined, branch), CUDA_SUCCESS_);
+        if (!joins) {
+            assert_int_not_equal(drv->stream_end_capture(stream, &graph), CUDA_SUCCESS_);
+            assert_null(graph);
+            continue;
+        }
+        assert_int_equal(drv->stream_wait_event(stream, joined, 0), CUDA_SUCCESS_);
+        assert_int_equal(drv->stream_end_capture(stream, &graph), CUDA_SUCCESS_);
+        assert_int_equal(drv->graph_instantiate(&exec, graph, 0), CUDA_SUCCESS_);
+        assert_int_equal(drv->graph_destroy(graph), CUDA_SUCCESS_);
+        assert_int_equal(drv->graph_launch(exec, stream), CUDA_SUCCESS_);
+        assert_true(data[0] == 0);
+        assert_int_equal(drv->graph_exec_destroy(exec), CUDA_SUCCESS_);
+    }
+    assert_int_equal(drv->event_destroy(forked), CUDA_SUCCESS_);
+    assert_int_equal(drv->event_destroy(joined), CUDA_SUCCESS_);
+    assert_int_equal(drv->stream_destroy(branch), CUDA_SUCCESS_);
+    free(host);
+    device_free(data);
+}
+
 /* Accesses without a barrier between, and others that are in order. */
 static void test_races(void **state)
 {
@@ -345,7 +387,8 @@ int main(void)
         cmocka_unit_test(test_lanes),    cmocka_unit_test(test_products),
         cmocka_unit_test(test_matrices), cmocka_unit_test(test_faults),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_graph),
-        cmocka_unit_test(test_races),    cmocka_unit_test(test_old_card),
+        cmocka_unit_test(test_branches), cmocka_unit_test(test_races),
+        cmocka_unit_test(test_old_card),
     };
     int n_failed;
 
