@@ -35,13 +35,17 @@ enum moe_kernel {
     MOE_CHOOSE = MOE_IN + 2 * ROW_VARIANTS,
     MOE_GATE,
     MOE_DOWN = MOE_GATE + 2,
-    MOE_KERNELS = MOE_DOWN + 2,
+    MOE_GATE_ONE = MOE_DOWN + 2,
+    MOE_DOWN_ONE = MOE_GATE_ONE + 2,
+    MOE_KERNELS = MOE_DOWN_ONE + 2,
 };
 
 static const char *const moe_kernels[MOE_KERNELS] = {
-    "moe_in_bf16_1", "moe_in_bf16_2", "moe_in_bf16_4", "moe_in_bf16_8", "moe_in_f16_1",
-    "moe_in_f16_2",  "moe_in_f16_4",  "moe_in_f16_8",  "moe_choose",    "moe_gate_bf16",
-    "moe_gate_f16",  "moe_down_bf16", "moe_down_f16",
+    "moe_in_bf16_1",    "moe_in_bf16_2",     "moe_in_bf16_4",    "moe_in_bf16_8",
+    "moe_in_f16_1",     "moe_in_f16_2",      "moe_in_f16_4",     "moe_in_f16_8",
+    "moe_choose",       "moe_gate_bf16",     "moe_gate_f16",     "moe_down_bf16",
+    "moe_down_f16",     "moe_gate_one_bf16", "moe_gate_one_f16", "moe_down_one_bf16",
+    "moe_down_one_f16",
 };
 
 static const struct cuda_family moe_family = {.kernels = moe_kernels, .n_kernels = MOE_KERNELS};
@@ -107,6 +111,19 @@ static bool shared_fits(const struct op *ops)
             (in->part[PART_SHARE].w.n_out == 1 && in->part[PART_SHARE].out.round == DTYPE_F32));
 }
 
+/* Kernels for one row read the scales of two groups at once. */
+static bool scales_fit(const struct op_experts *u)
+{
+    uintptr_t all = 0;
+
+    for (size_t e = 0; e < u->n_experts; e++) {
+        const struct expert_weights *w = &u->experts[e];
+
+        all |= (uintptr_t)w->gate.scales | (uintptr_t)w->up.scales | (uintptr_t)w->down.scales;
+    }
+    return all % sizeof(uint32_t) == 0;
+}
+
 /* Of the kernel's rows; the rest of the step's rows have ones of their own. */
 static size_t in_shared(const struct op *ops, size_t rows)
 {
@@ -131,7 +148,8 @@ static size_t moe_match(const struct cuda_backend *be, const struct op *ops, siz
     norm = &ops[NORM].u.norm;
     route = &ops[ROUTE].u.route;
     /* The experts' kernel says that u is of 16 bits and that the card can multiply them. */
-    return shared_fits(ops) && route->router.kind == WEIGHT_DENSE && weight_fits(&route->router) &&
+    return shared_fits(ops) && scales_fit(&ops[EXPERTS].u.experts) &&
+                   route->router.kind == WEIGHT_DENSE && weight_fits(&route->router) &&
                    cuda_is_aligned(norm->in.data) && cuda_is_aligned(norm->out.data) &&
                    cuda_is_aligned(norm->weight) &&
                    cuda_is_aligned(ops[SWIGLU].u.swiglu.out.data) && norm->in.cols % 8 == 0 &&
@@ -169,6 +187,19 @@ static bool moe_fits(const struct cuda_backend *be, const struct op *ops,
            in_shared(ops, (size_t)1 << variant_of(n)) + STATIC_SHARED <=
                be->card.shared_bytes_max &&
            cuda_experts_decodes(be, &ops[EXPERTS], n, down_extra(n));
+}
+
+/* Whether the step is for the kernels for one row (experts_one.cuh). Others do the same with more instructions. */
+static bool is_for_one(const struct experts_args *a)
+{
+    for (size_t m = 0; m < EXPERTS_MATRICES; m++) {
+        if (a->group[m] != EXPERTS_CHUNK ||
+            (a->dtype[m] != DTYPE_BF16 && a->dtype[m] != DTYPE_F16)) {
+            return false;
+        }
+    }
+    return a->rows_max == 1 && a->top_k <= ONE_CHOICES_MAX && a->width == ONE_WIDTH &&
+           a->hidden <= ONE_HIDDEN_MAX && a->hidden % (2 * EXPERTS_CHUNK) == 0;
 }
 
 static struct moe_matrix matrix_of(const struct weight *w)
@@ -273,6 +304,7 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
         .bad_layer = shape->view.bad_layer,
     };
     bool has_home = ops[EXPERTS].u.experts.home != NULL;
+    size_t gate_kernel = MOE_GATE + half, down_kernel = MOE_DOWN + half;
     struct cuda_grid grid[2], one = {.x = 1, .threads = MOE_THREADS};
     enum status rc = cuda_experts_decode(be, &ops[EXPERTS], op_data[EXPERTS], shape,
                                          down_extra(shape->n_rows), &gate.experts, grid, err);
@@ -280,6 +312,13 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
     (void)state;
     down.experts = gate.experts;
     down.experts.out = add->x.data;
+    if (rc == OK && is_for_one(&gate.experts)) {
+        gate_kernel = MOE_GATE_ONE + half;
+        down_kernel = MOE_DOWN_ONE + half;
+        grid[0].x = ONE_WIDTH / EXPERTS_DECODE_COLS;
+        grid[0].y = (unsigned)gate.experts.top_k;
+        grid[0].shared_bytes = grid[1].shared_bytes = 0;
+    }
     if (has_home) {
         choose.has_home = 1;
         choose.home = cuda_offload_args(be, &ops[EXPERTS], shape);
@@ -298,9 +337,9 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
         rc = cuda_offload_fetch(be, &ops[EXPERTS], shape, err);
     }
     if (rc == OK) {
-        rc = cuda_launch(be, &moe_family, MOE_GATE + half, grid[0], &gate, err);
+        rc = cuda_launch(be, &moe_family, gate_kernel, grid[0], &gate, err);
     }
-    return rc == OK ? cuda_launch(be, &moe_family, MOE_DOWN + half, grid[1], &down, err) : rc;
+    return rc == OK ? cuda_launch(be, &moe_family, down_kernel, grid[1], &down, err) : rc;
 }
 
 const struct cuda_fusion cuda_fuse_moe = {.family = &moe_family,

@@ -17,7 +17,8 @@ struct sizes {
 };
 
 static const struct sizes SMALL = {256, 16, 4, 128, 64}, ODD = {384, 37, 3, 256, 136},
-                          LONG = {2304, 9, 2, 640, 640}, REAL = {2048, 256, 8, 512, 512};
+                          LONG = {2304, 9, 2, 640, 640}, REAL = {2048, 256, 8, 512, 512},
+                          ONE = {768, 12, 8, 512, 256}, ONE_FEW = {2048, 5, 3, 512, 512};
 
 struct moe_case {
     const char *name;
@@ -41,6 +42,10 @@ static const struct moe_case CASES[] = {
     {"bf16, int8 shared", &SMALL, 1, DTYPE_BF16, TEST_BF16, TEST_INT8, 0},
     {"bf16, int8 shared", &LONG, 3, DTYPE_BF16, TEST_BF16, TEST_INT8_ZEROS, 0},
     {"f16, int8 shared", &SMALL, 8, DTYPE_F16, TEST_BF16, TEST_INT8_ZEROS, 0},
+    {"one", &ONE, 1, DTYPE_BF16, TEST_BF16, TEST_BF16, 0},
+    {"one f16, int8 shared", &ONE_FEW, 1, DTYPE_F16, TEST_F16, TEST_INT8_ZEROS, 0},
+    {"one, no shared gate", &ONE_FEW, 1, DTYPE_BF16, TEST_BF16, TEST_INT8, NO_SHARE},
+    {"as one, two rows", &ONE, 2, DTYPE_BF16, TEST_BF16, TEST_BF16, 0},
     {"no shared gate", &SMALL, 2, DTYPE_BF16, TEST_F16, TEST_BF16, NO_SHARE},
     {"a bad row", &SMALL, 3, DTYPE_BF16, TEST_BF16, TEST_BF16, BAD_ROW},
     {"apart: 9 rows", &SMALL, 9, DTYPE_BF16, TEST_BF16, TEST_BF16, APART},

@@ -24,6 +24,13 @@ enum {
     EXPERTS_DOWN_CHUNKS = 4,
 };
 
+/* What the kernels for one row are built for (experts_one.cuh): groups of EXPERTS_CHUNK, 16-bit scales. */
+enum {
+    ONE_WIDTH = 512,
+    ONE_CHOICES_MAX = 8,   /* a warp each in moe_down_one_* */
+    ONE_HIDDEN_MAX = 2048, /* a warp has two chunks in moe_gate_one_* */
+};
+
 /* Threads of a block. */
 enum {
     EXPERTS_DECODE_THREADS = 256,

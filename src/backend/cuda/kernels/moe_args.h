@@ -4,7 +4,8 @@
  * Order: moe_in_*    norm, the router's logits; beside them the shared expert up to its product
  *        moe_choose  the choice; with a home (expert_home.h) experts_fetch follows
  *        moe_gate_*  gate and up of the chosen experts
- *        moe_down_*  the experts' down, the shared expert's, the sums, the check */
+ *        moe_down_*  the experts' down, the shared expert's, the sums, the check
+ * One:   moe_gate_one_* and moe_down_one_* are for one row, see cuda_fuse_moe.c */
 #ifndef BACKEND_CUDA_MOE_ARGS_H
 #define BACKEND_CUDA_MOE_ARGS_H
 
@@ -53,7 +54,7 @@ struct moe_choose_args {
     struct offload_args home;
 };
 
-/* As experts_gate_up_decode_*. */
+/* As experts_gate_up_decode_*; moe_gate_one_*: blocks of (EXPERTS_DECODE_COLS columns, choices). */
 struct moe_gate_args {
     struct experts_args experts;
 };

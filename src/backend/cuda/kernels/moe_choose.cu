@@ -4,7 +4,8 @@
  * Place: backend/cuda/kernels; launched by cuda_fuse_moe.c between moe_in.cu and moe_gate.cu.
  * Idea:  one block, a warp per row. It is one more launch; but where every block of the two kernels after it
  *        chose for itself, those took 11 us each (H200, one row) for 9 and 5 MB, and the choice took the
- *        registers of weights on their way. */
+ *        registers of weights on their way.
+ * Early:  the next kernel may begin when this one has waited, and so finds the normed rows finished. */
 #include "backend/cuda/kernels/moe_args.h"
 #include "backend/cuda/kernels/offload_resolve.cuh"
 #include "backend/cuda/kernels/route_choose.cuh"
@@ -31,8 +32,8 @@ KERNEL(moe_choose, moe_choose_args, MOE_THREADS, 1)
     SHARED struct resolve_shared shared;
     int row = (int)threadIdx.x / WARP, at = row * a.route.top_k;
 
-    depend_launch();
     depend_wait();
+    depend_launch();
     if (row < a.route.view.counts[STEP_ROWS]) {
         choose_any(idx + at, prob + at, &a.route, row, 1);
     }

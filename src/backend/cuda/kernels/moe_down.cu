@@ -6,6 +6,7 @@
  *        made by kernels before the one before. So the weights are asked for and the shared expert is
  *        computed while gate and up of the routed ones still run. */
 #include "backend/cuda/kernels/experts_decode.cuh"
+#include "backend/cuda/kernels/experts_one.cuh"
 #include "backend/cuda/kernels/moe_weights.cuh"
 #include "backend/cuda/kernels/offload_join.cuh"
 
@@ -161,3 +162,173 @@ template <int TYPE> DEVICE void moe_down(const struct moe_down_args *a, uint4 *d
 
 MOE_DOWN(moe_down_bf16, DTYPE_BF16)
 MOE_DOWN(moe_down_f16, DTYPE_F16)
+
+/* --- one row --- */
+
+enum { ONE_CHUNKS = ONE_WIDTH / EXPERTS_CHUNK };
+
+struct one_shared {
+    uint4 block[ONE_WARPS][ONE_CHUNKS][PART_UNITS]; /* what a warp has of its pair's expert */
+    uint4 mid[ONE_WARPS][ONE_CHUNKS * CHUNK_UNITS];
+    float part[ONE_WARPS][EXPERTS_DECODE_COLS]; /* what each pair gave */
+    float prob[ONE_WARPS];
+    float x[EXPERTS_DECODE_COLS], shared[EXPERTS_DECODE_COLS], share;
+    int32_t is_joined;
+};
+
+DEVICE int one_expert(const struct experts_args *a, int pair)
+{
+    int expert = pair < a->top_k ? a->idx[pair] : -1;
+
+    return expert < a->n_experts ? expert : -1;
+}
+
+/* Weights come into shared memory: registers are the shared expert's until it is done. */
+DEVICE void one_down_load(uint4 block[ONE_CHUNKS][PART_UNITS], const struct experts_args *a,
+                          int expert)
+{
+    int col0 = (int)blockIdx.x * EXPERTS_DECODE_COLS;
+
+    UNROLL
+    for (int c = 0; c < ONE_CHUNKS; c++) {
+        copy_part(block[c], down_of(a, expert), ONE_WIDTH, col0, c);
+    }
+    copy_commit();
+}
+
+DEVICE void one_down_scales(struct one_scales scales[ONE_CHUNKS / 2], const struct experts_args *a,
+                            int expert)
+{
+    const struct experts_matrix *m = down_of(a, expert);
+    int row = (int)blockIdx.x * EXPERTS_DECODE_COLS + (int)threadIdx.x % WARP / 4;
+
+    UNROLL
+    for (int i = 0; i < ONE_CHUNKS / 2; i++) {
+        one_scales_load(&scales[i], m->scales, m->zeros, row * ONE_CHUNKS + 2 * i, ONE_CHUNKS);
+    }
+}
+
+/* The warp's pair, if it has an expert, else 0. */
+template <int TYPE>
+DEVICE void one_down_product(struct one_shared *s, const struct one_scales scales[ONE_CHUNKS / 2],
+                             const struct experts_args *a, int expert)
+{
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    uint4 *mid = s->mid[warp];
+    const uint4 *from = (const uint4 *)(a->mid + warp * ONE_WIDTH);
+    float acc[2] = {};
+
+    if (expert >= 0) {
+        UNROLL
+        for (int i = 0; i < ONE_CHUNKS * CHUNK_UNITS; i += WARP) {
+            copy16_async(mid + i + lane, from + i + lane, true);
+        }
+        copy_commit();
+        copy_wait<0>();
+        warp_sync();
+        UNROLL
+        for (int i = 0; i < ONE_CHUNKS; i += 2) {
+            const uint4 *unit = s->block[warp][i] + lane;
+            const uint4 block[2][2] = {{unit[0], unit[WARP]},
+                                       {unit[PART_UNITS], unit[PART_UNITS + WARP]}};
+            float sum[2];
+
+            one_sums<TYPE, 2>(sum, mid + i * CHUNK_UNITS);
+            one_add<TYPE>(acc, block, &scales[i / 2], a->dtype[EXPERTS_DOWN], mid + i * CHUNK_UNITS,
+                          sum);
+        }
+    }
+    if (lane % 4 == 0) {
+        s->part[warp][lane / 4] = acc[0];
+        s->part[warp][lane / 4 + 8] = acc[1];
+    }
+}
+
+/* A column's end. */
+DEVICE void one_residual(const struct one_shared *s, const struct moe_down_args *a)
+{
+    int col = (int)threadIdx.x;
+    size_t at = (size_t)blockIdx.x * EXPERTS_DECODE_COLS + (size_t)col;
+    float routed = 0, x;
+
+    UNROLL
+    for (int q = 0; q < ONE_WARPS; q++) {
+        routed += s->prob[q] * s->part[q][col];
+    }
+    if (s->is_joined) {
+        routed += join_value(&a->join, at);
+    }
+    x = s->x[col] + routed;
+    x += s->share * s->shared[col];
+    a->experts.out[at] = x;
+    if ((f32_bits(x) & 0x7f800000u) == 0x7f800000u) {
+        atomic_min(&a->bad_layer[0], a->layer);
+    }
+}
+
+/* What is not from the kernel before comes first, of that what depends on nothing. The residual too: nobody
+ * else writes it meanwhile. */
+DEVICE int one_down_start(struct one_shared *s, struct one_scales scales[ONE_CHUNKS / 2],
+                          const struct moe_down_args *a)
+{
+    const struct experts_args *e = &a->experts;
+    int tid = (int)threadIdx.x, expert;
+
+    prefetch_columns(&a->down);
+    expert = one_expert(e, tid / WARP);
+    if (expert >= 0) {
+        one_down_load(s->block[tid / WARP], e, expert);
+    }
+    if (tid < EXPERTS_DECODE_COLS) {
+        s->x[tid] = e->out[blockIdx.x * EXPERTS_DECODE_COLS + threadIdx.x];
+    }
+    if (tid < ONE_WARPS) {
+        s->prob[tid] = one_expert(e, tid) >= 0 ? e->prob[tid] : 0.0f;
+    }
+    if (tid == 0) {
+        s->share = a->share ? sigmoid(a->share[0]) : 1.0f;
+        s->is_joined = join_is_due(&a->join);
+    }
+    shared_down_any(s->shared, a, 1);
+    if (expert >= 0) {
+        one_down_scales(scales, e, expert);
+    }
+    return expert;
+}
+
+template <int TYPE> DEVICE void down_one(const struct moe_down_args *a, struct one_shared *s)
+{
+    bool has_row = row_count(&a->experts) > 0;
+    struct one_scales scales[ONE_CHUNKS / 2];
+    int expert = one_down_start(s, scales, a);
+
+    depend_wait();
+    if (!has_row) {
+        return;
+    }
+    one_down_product<TYPE>(s, scales, &a->experts, expert);
+    block_sync();
+    if (s->is_joined) {
+        if (threadIdx.x == 0) {
+            join_wait(&a->join);
+        }
+        block_sync();
+    }
+    if (threadIdx.x < EXPERTS_DECODE_COLS) {
+        one_residual(s, a);
+    }
+}
+
+/* Up to 96 registers: beside two blocks of moe_gate_one_* with 80 that fills a multiprocessor, and there are
+ * no more blocks than multiprocessors on the card that this was made for. */
+#define MOE_DOWN_ONE(name, type)                                                                   \
+    KERNEL(name, moe_down_args, EXPERTS_DECODE_THREADS, 2)                                         \
+    {                                                                                              \
+        SHARED struct one_shared shared;                                                           \
+                                                                                                   \
+        depend_launch();                                                                           \
+        down_one<type>(&a, &shared);                                                               \
+    }
+
+MOE_DOWN_ONE(moe_down_one_bf16, DTYPE_BF16)
+MOE_DOWN_ONE(moe_down_one_f16, DTYPE_F16)
