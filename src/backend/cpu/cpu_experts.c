@@ -136,8 +136,9 @@ static void experts_need(const struct cpu_backend *be, const struct op *op, size
         cpu_plus(cpu_plus(need->per_thread, 15) & ~(size_t)15, experts_copy_floats(&r.in_form));
 }
 
-/* Counting sort of the choices by expert; rows keep their order within an expert. */
-static void sort_choices(struct experts_run *r)
+/* Counting sort of the choices by expert; rows keep their order within an expert. False: some expert was
+ * chosen more often than there are rows, for which no scratch is meant. */
+static bool sort_choices(struct experts_run *r)
 {
     const struct op_experts *u = r->u;
     const int32_t *idx = u->idx.data;
@@ -151,6 +152,9 @@ static void sort_choices(struct experts_run *r)
     }
     r->n_active = 0;
     for (size_t e = 0; e < u->n_experts; e++) {
+        if (r->first_slot[e + 1] > (int32_t)r->n_rows) {
+            return false;
+        }
         if (r->first_slot[e + 1] > 0) {
             r->active[r->n_active++] = (int32_t)e;
         }
@@ -167,6 +171,7 @@ static void sort_choices(struct experts_run *r)
         r->first_slot[e] = r->first_slot[e - 1];
     }
     r->first_slot[0] = 0;
+    return true;
 }
 
 static void product(const struct experts_run *r, struct linear_job *job, const struct weight *w,
@@ -349,7 +354,9 @@ static enum status experts_run(struct cpu_backend *be, const struct op *op, cons
         }
     }
     experts_cut(&r, be->shared, be, u, r.n_rows);
-    sort_choices(&r);
+    if (!sort_choices(&r)) {
+        return cpu_broken(err, op, "a row chose an expert twice");
+    }
     if (r.n_rows > 1 || !experts_run_row(be, &r)) {
         run_regions(be, &r);
     }

@@ -435,8 +435,8 @@ static void wrong_experts_are_refused(void **state)
     struct backend *be = test_backend(CPU_ISA_AUTO, 1);
     struct layer l;
     uint64_t seed = 47;
-    float x[64] = {0}, out[64], prob[1] = {1};
-    int32_t idx[1] = {4};
+    float x[64] = {0}, out[64], prob[2] = {1, 1};
+    int32_t idx[2] = {4, 4};
     struct op good = {.kind = OP_EXPERTS}, op;
     struct step step = {.n_rows = 1};
     struct error err;
@@ -456,6 +456,11 @@ static void wrong_experts_are_refused(void **state)
     op = good;
     test_prepare(be, &op, 1);
     assert_int_equal(be->ops->run(be, &op, &step, NULL, &err), ERR_INTERNAL); /* there is no 4 */
+    op = good;
+    idx[0] = idx[1] = 3;
+    op.u.experts.top_k = op.u.experts.idx.cols = op.u.experts.prob.cols = 2;
+    test_prepare(be, &op, 1);
+    assert_int_equal(be->ops->run(be, &op, &step, NULL, &err), ERR_INTERNAL); /* twice the same */
     op = good;
     op.u.experts.width = 95;
     test_refused(be, &op, "expert 0: ");
