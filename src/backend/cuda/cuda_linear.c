@@ -6,10 +6,8 @@
  *        of them. Which kernel:
  *          linear_mma   3 rows or more of 16-bit activations, and weights that become exactly that type; for
  *                       quantised weights, all inputs that one instruction adds up must share a scale
- *          _ring        one row, 16-bit dense weights and activations, where two of its blocks fit
  *          linear_gemv  everything else whose rows are whole pieces of 16 bytes: it reads memory in longer
- *                       runs; _int8_one, which dense parts join, when there is one row of 16-bit activations;
- *                       _int8_ring in its place where three of its blocks fit
+ *                       runs; _int8_one, which dense parts join, when there is one row of 16-bit activations
  *          _any         every shape
  *        More rows than a kernel takes become more blocks; then weights are read once for each. */
 #include <string.h>
@@ -55,10 +53,7 @@
     X(linear_mma_int4_bf16_16)
 
 #define KERNELS_MORE(X)                                                                            \
-    X(linear_gemv_f16_ring)                                                                        \
-    X(linear_gemv_bf16_ring)                                                                       \
     X(linear_gemv_int8_one)                                                                        \
-    X(linear_gemv_int8_ring)                                                                       \
     X(linear_gemv_any)
 
 #define KERNEL_INDEX(name) KERNEL_##name,
@@ -84,12 +79,6 @@ enum {
     QUANTISED_PER_CARD = 2,
     /* Warps that share a tile must find work for so many quarters of all warps. */
     BUSY_QUARTERS = 3,
-    INT8_ONE_BUSY_QUARTERS = 3,
-    /* Whether the ring kernels are used; for comparisons. */
-    HAS_RING = 1,
-    HAS_INT8_RING = 1,
-    RING_PER_CARD = 2,
-    RING_GAIN = 20,   /* more slices must save this part of the time */
     BESIDE_STEPS = 4, /* of a slice of parts that join a launch */
     MMA_COLUMNS = 8,
     MMA_ROWS_LEAST = 3,
@@ -166,11 +155,6 @@ static bool steps_have_one_scale(const struct launch *l)
     return true;
 }
 
-static bool is_int8_one(enum kernel kernel)
-{
-    return kernel == KERNEL_linear_gemv_int8_one || kernel == KERNEL_linear_gemv_int8_ring;
-}
-
 static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t sums_bytes,
                         size_t row_bytes)
 {
@@ -184,13 +168,11 @@ static bool shared_fits(const struct cuda_backend *be, struct launch *l, size_t 
     }
     l->shared_bytes = sums_bytes + l->rows * row_bytes;
     if (l->warps == LINEAR_WARPS_FEW) {
-        size_t wanted = is_int8_one(l->kernel) ? INT8_ONE_PER_CARD
-                        : l->form < FORM_INT8  ? DENSE_PER_CARD
-                                               : QUANTISED_PER_CARD;
+        size_t wanted = l->kernel == KERNEL_linear_gemv_int8_one ? INT8_ONE_PER_CARD
+                        : l->form < FORM_INT8                    ? DENSE_PER_CARD
+                                                                 : QUANTISED_PER_CARD;
 
         l->per_card = size_min(wanted, most / l->shared_bytes);
-    } else if (l->warps == LINEAR_RING_WARPS) {
-        l->per_card = size_min(RING_PER_CARD, most / l->shared_bytes);
     } else {
         l->per_card = 1;
     }
@@ -253,48 +235,18 @@ static bool is_for_int8_one(const struct launch *l)
 
 static bool choose_int8_one(const struct cuda_backend *be, struct launch *l)
 {
-    size_t sums = LINEAR_WARPS_FEW * (2 * LINEAR_INT8_TILE + LINEAR_INT8_SCALES / 2);
-    size_t slot = LINEAR_WARPS_FEW * WARP_LANES * LINEAR_INT8_TILE * CHUNK_BYTES;
-
     if (!is_for_int8_one(l)) {
         return false;
     }
-    l->kernel = KERNEL_linear_gemv_int8_ring;
+    l->kernel = KERNEL_linear_gemv_int8_one;
     l->lanes = WARP_LANES;
     l->n_steps = ceil_div(l->n_chunks, l->lanes);
     l->x_stride = l->n_steps * l->lanes * chunk_inputs[FORM_INT8];
     l->rows = 1;
     l->tile = LINEAR_INT8_TILE;
     l->warps = LINEAR_WARPS_FEW;
-    if (HAS_INT8_RING && be->card.sm >= 80 &&
-        shared_fits(be, l, sums * sizeof(float) + LINEAR_INT8_RING_STEPS * slot,
-                    l->x_stride * sizeof(float)) &&
-        l->per_card == INT8_ONE_PER_CARD) {
-        return true;
-    }
-    l->kernel = KERNEL_linear_gemv_int8_one;
-    return shared_fits(be, l, sums * sizeof(float), l->x_stride * sizeof(float));
-}
-
-/* Parts of other forms go into one launch with dense ones (launch_int8_one); they do not with a ring. */
-static bool choose_ring(const struct cuda_backend *be, struct launch *l)
-{
-    size_t slot = LINEAR_RING_WARPS * WARP_LANES * LINEAR_RING_TILE * CHUNK_BYTES;
-
-    if (!HAS_RING || l->n_rows != 1 || l->u->in.round == DTYPE_F32 || be->card.sm < 80 ||
-        (l->form != FORM_F16 && l->form != FORM_BF16) || l->n_parts != l->u->n_parts) {
-        return false;
-    }
-    l->kernel = l->form == FORM_F16 ? KERNEL_linear_gemv_f16_ring : KERNEL_linear_gemv_bf16_ring;
-    l->lanes = WARP_LANES;
-    l->n_steps = ceil_div(l->n_chunks, l->lanes);
-    l->x_stride = l->n_steps * l->lanes * chunk_inputs[l->form];
-    l->rows = 1;
-    l->tile = LINEAR_RING_TILE;
-    l->warps = LINEAR_RING_WARPS;
-    return shared_fits(be, l, LINEAR_RING_STEPS * slot + 2 * l->warps * l->tile * sizeof(float),
-                       l->x_stride * sizeof(float)) &&
-           l->per_card == RING_PER_CARD;
+    return shared_fits(be, l, l->warps * (2 * l->tile + LINEAR_INT8_SCALES / 2) * sizeof(float),
+                       l->x_stride * sizeof(float));
 }
 
 static bool choose_gemv(const struct cuda_backend *be, struct launch *l)
@@ -325,8 +277,7 @@ static void choose(const struct cuda_backend *be, struct launch *l)
         const struct weight *w = &l->u->part[l->part[0]].w;
 
         l->n_chunks = weight_row_bytes(w) / CHUNK_BYTES;
-        if (choose_mma(be, l) || choose_int8_one(be, l) || choose_ring(be, l) ||
-            choose_gemv(be, l)) {
+        if (choose_mma(be, l) || choose_int8_one(be, l) || choose_gemv(be, l)) {
             return;
         }
     }
@@ -336,34 +287,12 @@ static void choose(const struct cuda_backend *be, struct launch *l)
     l->shared_bytes = 0;
 }
 
-/* Divisors of LINEAR_RING_WARPS: the fewest warps to a tile with which the longest way of a warp, in steps,
- * is about as short as it can be. */
-static size_t ring_slices(const struct cuda_backend *be, const struct launch *l, size_t n_tiles)
-{
-    size_t n_blocks = (size_t)be->card.n_multiprocessors * l->per_card, best = 1, least = SIZE_MAX;
-
-    for (size_t n = 1; n <= size_min(l->warps, l->n_steps); n++) {
-        size_t rounds = ceil_div(ceil_div(n_tiles * n, l->warps), n_blocks);
-        size_t steps = rounds * ceil_div(l->n_steps, n);
-
-        if (l->warps % n == 0 && (n == 1 || steps + least / RING_GAIN < least)) {
-            best = n;
-            least = steps;
-        }
-    }
-    return best;
-}
-
 /* Warps that share a tile: as few as keep all multiprocessors busy. */
 static size_t slices_of(const struct cuda_backend *be, const struct launch *l, size_t n_tiles)
 {
     size_t n_warps = (size_t)be->card.n_multiprocessors * l->per_card * l->warps, n = 1;
-    size_t quarters = is_int8_one(l->kernel) ? INT8_ONE_BUSY_QUARTERS : BUSY_QUARTERS;
 
-    if (l->warps == LINEAR_RING_WARPS) {
-        return ring_slices(be, l, n_tiles);
-    }
-    while (4 * n * n_tiles < quarters * n_warps && 2 * n <= size_min(l->warps, l->n_steps)) {
+    while (4 * n * n_tiles < BUSY_QUARTERS * n_warps && 2 * n <= size_min(l->warps, l->n_steps)) {
         n *= 2;
     }
     return n;
@@ -464,7 +393,7 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
     return cuda_launch(be, &cuda_linear, l->kernel, grid_of(l, n_blocks), &args, err);
 }
 
-/* linear_gemv_int8_one or _ring with the dense parts that join it, or NULL. */
+/* linear_gemv_int8_one with the dense parts that join it, or NULL. */
 static enum status launch_int8_one(struct cuda_backend *be, const struct op *op,
                                    const struct launch *l, const struct launch *beside,
                                    const struct cuda_shape *shape, struct error *err)
@@ -537,12 +466,12 @@ static enum status launch_all(struct cuda_backend *be, const struct op *op, cons
         all[n] = launch_of(be, &op->u.linear, p, ahead, n_rows);
         n += all[n].n_parts > 0;
     }
-    main = first_of(all, n, KERNEL_linear_gemv_int8_one, KERNEL_linear_gemv_int8_ring,
-                    KERNEL_linear_gemv_int8_ring);
+    main = first_of(all, n, KERNEL_linear_gemv_int8_one, KERNEL_linear_gemv_int8_one,
+                    KERNEL_linear_gemv_int8_one);
     beside = first_of(all, n, KERNEL_linear_gemv_f32_1, KERNEL_linear_gemv_f16_1,
                       KERNEL_linear_gemv_bf16_1);
     for (size_t i = 0; rc == OK && i < n; i++) {
-        if (is_int8_one(all[i].kernel)) {
+        if (all[i].kernel == KERNEL_linear_gemv_int8_one) {
             rc = launch_int8_one(be, op, &all[i], i == main && beside < n ? &all[beside] : NULL,
                                  shape, err);
         } else if (i != beside || main == n) {

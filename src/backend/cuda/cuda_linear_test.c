@@ -245,7 +245,7 @@ static void every_kind_and_size_agrees(void **state)
  * blocks with several rounds of shared tiles. */
 static void tiles_are_shared_out(void **state)
 {
-    static const size_t shapes[][2] = {{3, 2048},   {40, 1024},  {500, 2048}, {260, 256},
+    static const size_t shapes[][2] = {{3, 2048},   {40, 1024},  {260, 256},
                                        {1440, 256}, {1700, 256}, {13000, 32}};
     static const size_t rows[] = {1, 2, 6, 12};
     static const int kinds[] = {FORM_BF16, FORM_INT8_G128, FORM_INT4_G128, FORM_F32};
@@ -255,12 +255,12 @@ static void tiles_are_shared_out(void **state)
     (void)state;
     cuda_pair_open(&p);
     p.runs_once = p.is_emulated;
-    for (size_t i = 0; i < 7 * 4 * 4; i++) {
+    for (size_t i = 0; i < 6 * 4 * 4; i++) {
         const struct form *f = &forms[kinds[i % 4]];
         struct job j =
             one_part(f, DTYPE_BF16, rows[i / 4 % 4], shapes[i / 16][0], shapes[i / 16][1]);
 
-        if (form_fits(f, j.n_in) && (!p.is_emulated || i / 16 < 6 || j.n_rows < 3)) {
+        if (form_fits(f, j.n_in) && (!p.is_emulated || i / 16 < 5 || j.n_rows < 3)) {
             job_run(&p, &j, &seed);
         }
     }

@@ -9,8 +9,8 @@
 #include "backend/cuda/kernels/delta_args.h"
 
 enum {
-    GDN_THREADS = 512, /* 256 or 512 */
-    GDN_PER_CARD = 2   /* blocks of a multiprocessor, at the least */
+    GDN_THREADS = 256,
+    GDN_PER_CARD = 2 /* blocks of a multiprocessor, at the least */
 };
 
 struct gdn_args {

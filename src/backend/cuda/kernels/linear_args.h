@@ -3,7 +3,7 @@
  * Place: backend/cuda/kernels; C and device code. Filled by cuda_linear.c.
  *
  * The outputs of all parts are cut into tiles, which form one range. A block of W warps works
- * on W / n_slices tiles at a time (n_slices divides W); the n_slices warps of a tile each take every n_slices-th
+ * on W / n_slices tiles at a time; the n_slices warps of a tile each take every n_slices-th
  * step of the inputs. A step is as many inputs as the lanes that share a row read with one load each of
  * 16 bytes: all 32 of them, or the four of a matrix instruction. */
 #ifndef BACKEND_CUDA_LINEAR_ARGS_H
@@ -25,11 +25,7 @@ enum {
     LINEAR_INPUTS_MAX = 1024 * 1024, /* for which group_inverse is exact */
     LINEAR_NORM_ROWS = 8,            /* of x, when a norm goes ahead */
     LINEAR_SWIGLU_INPUTS = 4096,     /* beyond, each block would compute for too long */
-    LINEAR_RING_WARPS = 12,          /* of a block of linear_gemv_*_ring */
-    LINEAR_RING_TILE = 2,            /* outputs of their tiles */
-    LINEAR_RING_STEPS = 6,           /* that a warp has on their way */
     LINEAR_INT8_TILE = 4,            /* outputs of a tile of linear_gemv_int8_one */
-    LINEAR_INT8_RING_STEPS = 3,      /* that a warp of linear_gemv_int8_ring has on their way */
     LINEAR_INT8_SCALES = 256,        /* bytes that their scales may have */
     /* Floats in shared memory ahead of the norm's weights: a factor for each row, and sums of warps. */
     LINEAR_NORM_HEAD = LINEAR_NORM_ROWS * (1 + LINEAR_WARPS),
@@ -56,9 +52,8 @@ struct linear_args {
     const int32_t *n_rows; /* of the step */
     const int32_t *perm;   /* of all parts, or NULL */
     int32_t n_in, rows;
-    int32_t n_chunks; /* pieces of 16 bytes of a weight row */
-    /* n_slices is a power of two, of which slices_log2 is the logarithm; in the ring kernels any divisor. */
-    int32_t n_steps, n_slices, slices_log2;
+    int32_t n_chunks;                       /* pieces of 16 bytes of a weight row */
+    int32_t n_steps, n_slices, slices_log2; /* a power of two */
     int32_t n_tiles, n_parts;
     int32_t x_stride; /* elements of a row of x in shared memory */
     /* What goes ahead, all of it NULL for nothing. A norm: the product is of norm(x); its weights [n_in], and

@@ -193,8 +193,8 @@ DEVICE void norm_begin(float *norm, const struct linear_args *a)
 }
 
 /* The factors of n rows (at most R). All threads of the block call; R is at most LINEAR_NORM_ROWS, and the
- * number of warps. Up to LATER groups of copies that were begun after norm_begin() are not waited for. */
-template <int R, int LATER = 0>
+ * number of warps. */
+template <int R>
 DEVICE void norm_factors(float *norm, const struct linear_args *a, const float *x, int n)
 {
     enum { AT_ONCE = R < 4 ? R : 4 };
@@ -225,7 +225,7 @@ DEVICE void norm_factors(float *norm, const struct linear_args *a, const float *
             }
         }
     }
-    copy_wait<LATER>();
+    copy_wait<0>();
     block_sync();
     if (warp < R) {
         float sum = warp_sum(lane < n_warps ? parts[warp * LINEAR_WARPS + lane] : 0.0f);

@@ -7,10 +7,8 @@
  *         thread turns eight inputs at a time into planes. So there is room for three blocks.
  * Exact:  as linear_gemv_dot.cuh. With two planes the integers have 16 bits: bfloat16 is exact within 2^7 of
  *         the largest of its chunk, float16 within 2^4; smaller ones are off by at most 2^-15 of the largest.
- * Ring:   in linear_gemv_int8_ring weights come into shared memory, as in linear_gemv_ring.cu; it is launched
- *         where three of its blocks fit.
  * Beside: dense matrices with the same inputs (a delta net's gates stay floats) are the first blocks.
- * Shared: the ring if there is one, sums of slices, scales [warp][of a tile], then per step and lane 16 bytes each: the planes, the
+ * Shared: sums of slices, scales [warp][of a tile], then per step and lane 16 bytes each: the planes, the
  *         highest first, [lane], and [lane] of {what their sums start at, the power of two}.
  * Not finite: the power of two is NaN then. */
 #include "backend/cuda/kernels/linear_gemv_rows.cuh"
@@ -261,128 +259,23 @@ DEVICE void int8_product(const struct linear_args *a, float *shared, int block, 
             }
             step = after;
         } while (!is_last);
-        finish<INT8_TILE, 1>(a, sums, shared + turn % 2 * SLICE_SUMS, p, n0, slice);
+        finish<INT8_TILE, 1>(a, sums, shared + turn % 2 * SLICE_SUMS, p, n0);
     }
 }
 
-/* --- the same with a ring --- */
-
-/* The next step to be asked for: the warp's steps of its tiles, one after the other. */
-struct int8_cursor {
-    struct int8_tile rows;
-    int tile, step;
-};
-
-/* Ask for it, and go on to the one after; a group of copies, empty behind the last tile. */
-DEVICE void int8_ring_fetch(uint4 *slot, struct int8_cursor *c, const struct linear_args *a,
-                            int slice, int tiles_on)
+KERNEL(linear_gemv_int8_one, linear_pair_args, WARP *LINEAR_WARPS_FEW, 3)
 {
-    enum { THREADS = WARP * LINEAR_WARPS_FEW };
-    int chunk = min(c->step * WARP + (int)threadIdx.x % WARP, a->n_chunks - 1);
+    DYNAMIC_SHARED(float, shared);
+    int block = (int)blockIdx.x, n_beside = a.beside_blocks;
 
-    if (c->rows.first.p >= 0) {
-        const uint8_t *from = c->rows.first.data[0] + 16u * (uint32_t)chunk;
-
-        copy16_async(slot, from, true);
-        UNROLL
-        for (int t = 1; t < INT8_TILE; t++) {
-            copy16_async(slot + t * THREADS, from + c->rows.more[t - 1], true);
-        }
-    }
-    copy_commit();
-    c->step += a->n_slices;
-    if (c->step >= a->n_steps) {
-        c->step = slice;
-        c->tile += tiles_on;
-        int8_open(&c->rows, a, c->tile);
+    depend_launch();
+    if (block >= n_beside) {
+        int8_product(&a.main, shared, block - n_beside, (int)gridDim.x - n_beside);
+    } else if (a.beside.part[0].dtype == DTYPE_BF16) {
+        gemv<GEMV_BF16, 2, 2, 1, LINEAR_WARPS_FEW>(&a.beside, shared, block, n_beside);
+    } else if (a.beside.part[0].dtype == DTYPE_F16) {
+        gemv<GEMV_F16, 2, 2, 1, LINEAR_WARPS_FEW>(&a.beside, shared, block, n_beside);
+    } else {
+        gemv<GEMV_F32, 2, 2, 1, LINEAR_WARPS_FEW>(&a.beside, shared, block, n_beside);
     }
 }
-
-DEVICE void int8_ring_product(const struct linear_args *a, float *shared, int block, int n_blocks)
-{
-    enum { WARPS = LINEAR_WARPS_FEW, SLICE_SUMS = WARPS * INT8_TILE };
-    enum { STEPS = LINEAR_INT8_RING_STEPS, THREADS = WARP * WARPS, SLOT = INT8_TILE * THREADS };
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int n_slices = a->n_slices, slice = warp & (n_slices - 1),
-        at_once = opaque(WARPS >> a->slices_log2);
-    int first = block * at_once, tile = first + (warp >> a->slices_log2), n_rows, at = 0;
-    int tiles_on = n_blocks * at_once;
-    uint4 *ring = (uint4 *)shared + threadIdx.x;
-    float *slice_sums = shared + 4 * STEPS * SLOT;
-    float *scales = slice_sums + 2 * SLICE_SUMS + warp * SCALE_FLOATS;
-    uint32_t *x = (uint32_t *)(slice_sums + 2 * SLICE_SUMS + WARPS * SCALE_FLOATS);
-    float *norm = (float *)x + a->x_stride;
-    struct int8_cursor next = {};
-    struct int8_tile now = {}; /* for its scales */
-    uint32_t raw[SCALE_WORDS] = {};
-
-    n_rows = *a->n_rows; /* the step's tables were there before its first kernel */
-    norm_begin(norm, a);
-    next.tile = tile;
-    next.step = slice;
-    int8_open(&next.rows, a, tile);
-    now = next.rows;
-    ROLLED
-    for (int u = 0; u < STEPS; u++) {
-        int8_ring_fetch(ring + u * SLOT, &next, a, slice, tiles_on);
-    }
-    scales_fetch(raw, a, &now);
-    depend_wait();
-    if (n_rows <= 0) {
-        copy_wait<0>();
-        return;
-    }
-    if (a->norm) {
-        norm_factors<1, STEPS>(norm, a, a->x, 1);
-    }
-    int8_stage<WARPS>(x, a, norm);
-    block_sync();
-    for (int turn = 0; first < a->n_tiles; turn++) {
-        float sums[INT8_TILE][1] = {};
-        int p = now.first.p, n0 = now.first.n0;
-        const struct linear_part *part = &a->part[max(p, 0)];
-
-        scales_put(scales, part->dtype, raw);
-        first += tiles_on;
-        tile += tiles_on;
-        int8_open(&now, a, tile);
-        scales_fetch(raw, a, &now);
-        for (int step = slice; step < a->n_steps; step += n_slices) {
-            int chunk = min(step * WARP + lane, a->n_chunks - 1);
-            struct int8_piece f;
-
-            copy_wait<STEPS - 1>();
-            UNROLL
-            for (int t = 0; t < INT8_TILE; t++) {
-                f.w[t] = ring[at * SLOT + t * THREADS];
-            }
-            int8_multiply(sums, &f, x + step * INT8_STEP_WORDS + 4 * lane,
-                          scales + group_of(part, (uint32_t)chunk / 2), part->n_groups);
-            int8_ring_fetch(ring + at * SLOT, &next, a, slice, tiles_on);
-            at = at + 1 == STEPS ? 0 : at + 1;
-        }
-        finish<INT8_TILE, 1>(a, sums, slice_sums + turn % 2 * SLICE_SUMS, p, n0, slice);
-    }
-    copy_wait<0>();
-}
-
-#define INT8_ONE(name, product)                                                                    \
-    KERNEL(name, linear_pair_args, WARP *LINEAR_WARPS_FEW, 3)                                      \
-    {                                                                                              \
-        DYNAMIC_SHARED(float, shared);                                                             \
-        int block = (int)blockIdx.x, n_beside = a.beside_blocks;                                   \
-                                                                                                   \
-        depend_launch();                                                                           \
-        if (block >= n_beside) {                                                                   \
-            product(&a.main, shared, block - n_beside, (int)gridDim.x - n_beside);                 \
-        } else if (a.beside.part[0].dtype == DTYPE_BF16) {                                         \
-            gemv<GEMV_BF16, 2, 2, 1, LINEAR_WARPS_FEW>(&a.beside, shared, block, n_beside);        \
-        } else if (a.beside.part[0].dtype == DTYPE_F16) {                                          \
-            gemv<GEMV_F16, 2, 2, 1, LINEAR_WARPS_FEW>(&a.beside, shared, block, n_beside);         \
-        } else {                                                                                   \
-            gemv<GEMV_F32, 2, 2, 1, LINEAR_WARPS_FEW>(&a.beside, shared, block, n_beside);         \
-        }                                                                                          \
-    }
-
-INT8_ONE(linear_gemv_int8_one, int8_product)
-INT8_ONE(linear_gemv_int8_ring, int8_ring_product)

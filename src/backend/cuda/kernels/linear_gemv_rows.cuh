@@ -123,18 +123,17 @@ DEVICE void stage_inputs(float *shared, const struct linear_args *a, const float
     }
 }
 
-/* Write a tile's results, summed over the warps of its slices, of which this warp's is `slice`. slice_sums
- * [warps][T * R] is free again after the next call with another one. All threads of the block call. */
+/* Write a tile's results, summed over the warps of its slices. slice_sums [warps][T * R] is free
+ * again after the next call with another one. All threads of the block call. */
 template <int T, int R>
-DEVICE void finish(const struct linear_args *a, float sums[T][R], float *slice_sums, int p, int n0,
-                   int slice)
+DEVICE void finish(const struct linear_args *a, float sums[T][R], float *slice_sums, int p, int n0)
 {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int i = lane / (WARP / (T * R)), n = n0 + i / R, r = i % R;
     bool is_mine = lane % (WARP / (T * R)) == 0;
     int row = (int)blockIdx.y * R + r;
-    bool is_written =
-        is_mine && slice == 0 && p >= 0 && n < a->part[max(p, 0)].n_out && row < *a->n_rows;
+    bool is_written = is_mine && (warp & (a->n_slices - 1)) == 0 && p >= 0 &&
+                      n < a->part[max(p, 0)].n_out && row < *a->n_rows;
     /* What is there already comes while the sums are made. */
     float sum, before = is_written ? result_before(&a->part[p], row, n) : 0.0f;
 
@@ -220,7 +219,7 @@ DEVICE void gemv(const struct linear_args *a, float *shared, int block, int n_bl
             }
             step = after;
         } while (!is_last);
-        finish<T, R>(a, sums, shared + turn % 2 * SLICE_SUMS, p, n0, slice);
+        finish<T, R>(a, sums, shared + turn % 2 * SLICE_SUMS, p, n0);
     }
 }
 
