@@ -51,7 +51,7 @@ struct worker {
 struct pool {
     size_t n_threads, n_threads_max;
     struct worker *workers; /* [n_threads_max], n_threads - 1 of them run */
-    struct share *shares;   /* [n_threads_max]; not used when is_even */
+    struct share *shares;   /* [n_threads_max] */
     bool may_spin;          /* a core for each thread */
 
     /* The current region; written by the caller before epoch is raised. */
@@ -61,12 +61,11 @@ struct pool {
     bool is_even; /* one call per thread */
 
     _Atomic uint32_t epoch;    /* futex: counts regions */
+    _Atomic uint32_t pending;  /* futex: workers that have not finished the region */
     _Atomic uint32_t sleepers; /* workers in futex_wait on epoch */
-    _Atomic bool is_awake;     /* nobody sleeps for want of work */
-    _Atomic bool stop;
-    char apart[64];           /* who is done looks at epoch: that must not slow down who is not */
-    _Atomic uint32_t pending; /* futex: workers that have not finished the region */
     _Atomic bool caller_sleeps;
+    _Atomic bool is_awake; /* nobody sleeps for want of work */
+    _Atomic bool stop;
 };
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t expected)
@@ -91,26 +90,22 @@ static uint64_t share_pack(uint64_t first, uint64_t last)
     return last << 32 | first;
 }
 
-/* The grains before thread i's, when every thread gets an equal share. */
-static size_t share_begin(const struct pool *p, size_t i)
-{
-    size_t n_grains = p->n / p->grain + (p->n % p->grain != 0);
-    size_t base = n_grains / p->n_threads, extra = n_grains % p->n_threads;
-
-    return i * base + (i < extra ? i : extra);
-}
-
+/* Every thread an equal share of the grains. */
 static void shares_cut(struct pool *p)
 {
+    size_t n_grains = p->n / p->grain + (p->n % p->grain != 0);
+    size_t base = n_grains / p->n_threads, extra = n_grains % p->n_threads, first = 0;
+
     for (size_t i = 0; i < p->n_threads; i++) {
-        atomic_store_explicit(&p->shares[i].left,
-                              share_pack(share_begin(p, i), share_begin(p, i + 1)),
-                              memory_order_relaxed);
+        size_t last = first + base + (i < extra);
+
+        atomic_store_explicit(&p->shares[i].left, share_pack(first, last), memory_order_relaxed);
+        first = last;
     }
 }
 
 /* A piece of the share: from its front, or for others from its back. False: nothing is left. */
-static bool claim(struct share *s, bool is_own, size_t *first, size_t *last)
+static bool claim(struct share *s, bool is_own, bool is_all, size_t *first, size_t *last)
 {
     uint64_t left = atomic_load_explicit(&s->left, memory_order_relaxed), rest;
 
@@ -120,7 +115,7 @@ static bool claim(struct share *s, bool is_own, size_t *first, size_t *last)
         if (n == 0) {
             return false;
         }
-        piece = (n + PIECE_PARTS - 1) / PIECE_PARTS;
+        piece = is_all ? n : (n + PIECE_PARTS - 1) / PIECE_PARTS;
         *first = is_own ? begin : end - piece;
         *last = *first + piece;
         rest = is_own ? share_pack(*last, end) : share_pack(begin, *first);
@@ -129,28 +124,17 @@ static bool claim(struct share *s, bool is_own, size_t *first, size_t *last)
     return true;
 }
 
-static void run_grains(const struct pool *p, size_t first, size_t last, size_t idx)
-{
-    size_t end = last > p->n / p->grain ? p->n : last * p->grain;
-
-    if (first < last) {
-        p->fn(p->ctx, first * p->grain, end, idx);
-    }
-}
-
 static void run_share(const struct pool *p, size_t idx)
 {
-    size_t first, last;
+    size_t n_victims = p->is_even ? 1 : p->n_threads, first, last;
 
-    if (p->is_even) { /* known without a look at what others write */
-        run_grains(p, share_begin(p, idx), share_begin(p, idx + 1), idx);
-        return;
-    }
-    for (size_t i = 0; i < p->n_threads; i++) {
+    for (size_t i = 0; i < n_victims; i++) {
         struct share *s = &p->shares[(idx + i) % p->n_threads];
 
-        while (claim(s, i == 0, &first, &last)) {
-            run_grains(p, first, last, idx);
+        while (claim(s, i == 0, p->is_even, &first, &last)) {
+            size_t end = last > p->n / p->grain ? p->n : last * p->grain;
+
+            p->fn(p->ctx, first * p->grain, end, idx);
         }
     }
 }
@@ -346,9 +330,7 @@ static void run(struct pool *p, size_t n, size_t grain, bool is_even, pool_fn *f
         p->grain *= 2;
     }
     p->is_even = is_even;
-    if (!is_even) {
-        shares_cut(p);
-    }
+    shares_cut(p);
     atomic_store(&p->pending, (uint32_t)(p->n_threads - 1));
     publish(p);
     run_share(p, 0);

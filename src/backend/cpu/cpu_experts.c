@@ -2,16 +2,17 @@
  *
  * Place: backend/cpu; cpu_moe.c chose the experts.
  * Idea:  the (row, choice) pairs of a step are sorted by expert, so that each expert's weights are read
- *        once however many rows chose it. Two regions: gate, up and swiglu; then down and the sum. A
- *        single row, where all depends on how fast memory is read, goes to cpu_experts_row.c.
- * Load:  the threads split the experts' width and each walks all experts, which is even however skewed
- *        the routing is. In the second region they split the output columns.
+ *        once however many rows chose it. Two regions: gate, up and swiglu; then down and the sum.
+ * Load:  with one row all chosen experts cost the same, so the threads share out their rows of gate and
+ *        up as one list: long stretches of memory, the same for each. With more rows the threads split
+ *        the experts' width and each walks all experts, which is even however skewed the routing is. In
+ *        the second region they split the output columns.
  * Order: a row's sum runs over its choices in the order of idx, whatever the sorting did.
  * Home:  an op with a home (expert_home.h) is the host's part of a device's step: a choice of -1 is served
  *        by the device and left out here. Without a home it is a fault, as any other wrong choice. */
 #include <string.h>
 
-#include "backend/cpu/cpu_experts.h"
+#include "backend/cpu/cpu_internal.h"
 #include "base/size.h"
 
 static enum status expert_check(const struct op *op, size_t e, const struct expert_weights *w,
@@ -67,6 +68,26 @@ static enum status experts_check(struct cpu_backend *be, struct op *op, struct e
     op->kernel = rc == OK ? kernel : NULL;
     return rc;
 }
+
+/* Shared scratch of the op. A "slot" is one (row, choice) pair that is ours, numbered in the sorted
+ * order. */
+struct experts_run {
+    const struct cpu_backend *be;
+    const struct op_experts *u;
+    size_t n_rows, n_slots, n_active;
+    /* The forms that the first expert reads, made once for all that want the same. */
+    struct cpu_input in_form, hidden_form;
+    bool in_by_slot;
+    float *in;           /* [n_rows] copies, or [slots], unless the form is the input as it is */
+    float *hidden_in;    /* [slots] copies of hidden, likewise */
+    float *hidden;       /* [slots][width] gate, then the swiglu product */
+    float *up;           /* [slots][width] */
+    float *down;         /* [slots][out.cols] */
+    int32_t *first_slot; /* [n_experts + 1] */
+    int32_t *active;     /* [n_active] experts that a row chose */
+    int32_t *row_of;     /* [slots] */
+    int32_t *slot_of;    /* [n_rows][top_k], -1: not ours */
+};
 
 static size_t experts_cut(struct experts_run *r, float *base, const struct cpu_backend *be,
                           const struct op_experts *u, size_t n_rows)
@@ -132,8 +153,6 @@ static void experts_need(const struct cpu_backend *be, const struct op *op, size
                 size_max(need->per_thread, cpu_product_scratch(be, w[i], rows_max, is_ready));
         }
     }
-    need->per_thread =
-        cpu_plus(cpu_plus(need->per_thread, 15) & ~(size_t)15, experts_copy_floats(&r.in_form));
 }
 
 /* Counting sort of the choices by expert; rows keep their order within an expert. False: some expert was
@@ -189,9 +208,11 @@ static void product(const struct experts_run *r, struct linear_job *job, const s
 
 /* The same of the op's input: with a copy per slot an expert's rows are neighbours. */
 static void input_product(const struct experts_run *r, struct linear_job *job,
-                          const struct weight *w, const float *copy, size_t first, size_t begin,
-                          size_t end, size_t thread)
+                          const struct weight *w, size_t first, size_t begin, size_t end,
+                          size_t thread)
 {
+    const float *copy = r->in;
+
     if (r->in_by_slot && reads(r->be, w, &r->in_form)) {
         copy += first * r->in_form.row_floats;
         job->x_rows = NULL;
@@ -199,13 +220,9 @@ static void input_product(const struct experts_run *r, struct linear_job *job,
     product(r, job, w, &r->in_form, copy, begin, end, thread);
 }
 
-static const void *row_at(const struct weight *w, size_t row)
-{
-    return row < w->n_out ? (const uint8_t *)w->data + row * weight_row_bytes(w) : NULL;
-}
-
-void experts_inner(const struct experts_run *r, size_t e, const float *in, size_t begin, size_t end,
-                   size_t fetch_end, size_t thread)
+/* Columns [begin, end) of expert e's hidden rows. */
+static void inner_part(const struct experts_run *r, size_t e, size_t begin, size_t end,
+                       size_t thread)
 {
     const struct op_experts *u = r->u;
     const struct cpu_kernels *kn = r->be->kernels;
@@ -220,12 +237,10 @@ void experts_inner(const struct experts_run *r, size_t e, const float *in, size_
     struct linear_job job = input;
 
     job.out = r->hidden + first * u->width;
-    job.fetch_end = row_at(&u->experts[e].gate, fetch_end);
-    input_product(r, &job, &u->experts[e].gate, in, first, begin, end, thread);
+    input_product(r, &job, &u->experts[e].gate, first, begin, end, thread);
     job = input;
     job.out = r->up + first * u->width;
-    job.fetch_end = row_at(&u->experts[e].up, fetch_end);
-    input_product(r, &job, &u->experts[e].up, in, first, begin, end, thread);
+    input_product(r, &job, &u->experts[e].up, first, begin, end, thread);
     for (size_t slot = first; slot < first + n; slot++) {
         float *gate = r->hidden + slot * u->width + begin;
         float *up = r->up + slot * u->width + begin;
@@ -237,30 +252,51 @@ void experts_inner(const struct experts_run *r, size_t e, const float *in, size_
     }
 }
 
-void experts_outer(const struct experts_run *r, size_t e, size_t begin, size_t end,
-                   size_t fetch_end, size_t thread)
+static void inner_columns(void *ctx, size_t begin, size_t end, size_t thread)
 {
-    const struct op_experts *u = r->u;
-    size_t cols = u->out.cols, first = (size_t)r->first_slot[e];
-    struct linear_job job = {
-        .out = r->down + first * cols,
-        .out_stride = cols,
-        .x = r->hidden + first * u->width,
-        .x_stride = u->width,
-        .n_x = (size_t)r->first_slot[e + 1] - first,
-        .fetch_end = row_at(&u->experts[e].down, fetch_end),
-    };
+    const struct experts_run *r = ctx;
 
-    product(r, &job, &u->experts[e].down, &r->hidden_form,
-            r->hidden_in + first * r->hidden_form.row_floats, begin, end, thread);
+    for (size_t i = 0; i < r->n_active; i++) {
+        inner_part(r, (size_t)r->active[i], begin, end, thread);
+    }
 }
 
-void experts_sum(const struct experts_run *r, size_t begin, size_t end)
+/* [begin, end) of the active experts' columns, one expert after the other. */
+static void inner_list(void *ctx, size_t begin, size_t end, size_t thread)
 {
-    const struct op_experts *u = r->u;
+    const struct experts_run *r = ctx;
+    size_t width = r->u->width;
 
+    while (begin < end) {
+        size_t i = begin / width, first = begin % width;
+        size_t last = size_min(width, first + end - begin);
+
+        inner_part(r, (size_t)r->active[i], first, last, thread);
+        begin += last - first;
+    }
+}
+
+static void outer_columns(void *ctx, size_t begin, size_t end, size_t thread)
+{
+    const struct experts_run *r = ctx;
+    const struct op_experts *u = r->u;
+    size_t cols = u->out.cols;
+
+    for (size_t i = 0; i < r->n_active; i++) {
+        size_t e = (size_t)r->active[i], first = (size_t)r->first_slot[e];
+        struct linear_job job = {
+            .out = r->down + first * cols,
+            .out_stride = cols,
+            .x = r->hidden + first * u->width,
+            .x_stride = u->width,
+            .n_x = (size_t)r->first_slot[e + 1] - first,
+        };
+
+        product(r, &job, &u->experts[e].down, &r->hidden_form,
+                r->hidden_in + first * r->hidden_form.row_floats, begin, end, thread);
+    }
     for (size_t i = 0; i < r->n_rows; i++) {
-        float *out = (float *)u->out.data + i * u->out.cols + begin;
+        float *out = (float *)u->out.data + i * cols + begin;
         const float *prob = (const float *)u->prob.data + i * u->top_k;
 
         memset(out, 0, (end - begin) * sizeof *out);
@@ -268,30 +304,11 @@ void experts_sum(const struct experts_run *r, size_t begin, size_t end)
             int32_t slot = r->slot_of[i * u->top_k + j];
 
             if (slot >= 0) {
-                r->be->kernels->axpy(out, prob[j], r->down + (size_t)slot * u->out.cols + begin,
+                r->be->kernels->axpy(out, prob[j], r->down + (size_t)slot * cols + begin,
                                      end - begin);
             }
         }
     }
-}
-
-static void inner_columns(void *ctx, size_t begin, size_t end, size_t thread)
-{
-    const struct experts_run *r = ctx;
-
-    for (size_t i = 0; i < r->n_active; i++) {
-        experts_inner(r, (size_t)r->active[i], r->in, begin, end, SIZE_MAX, thread);
-    }
-}
-
-static void outer_columns(void *ctx, size_t begin, size_t end, size_t thread)
-{
-    const struct experts_run *r = ctx;
-
-    for (size_t i = 0; i < r->n_active; i++) {
-        experts_outer(r, (size_t)r->active[i], begin, end, SIZE_MAX, thread);
-    }
-    experts_sum(r, begin, end);
 }
 
 /* Row i of the input to all its slots. */
@@ -332,7 +349,11 @@ static void run_regions(struct cpu_backend *be, struct experts_run *r)
     } else if (r->in_form.kind != INPUT_AS_IS) {
         cpu_input_write_all(be, &r->in_form, r->in, u->in.data, u->in.cols, r->n_rows);
     }
-    cpu_parallel(be, u->width, grain, inner_work, inner_columns, r);
+    if (r->n_rows == 1) {
+        cpu_parallel(be, r->n_active * u->width, grain, inner_work, inner_list, r);
+    } else {
+        cpu_parallel(be, u->width, grain, inner_work, inner_columns, r);
+    }
     if (r->hidden_form.kind != INPUT_AS_IS) {
         cpu_input_write_all(be, &r->hidden_form, r->hidden_in, r->hidden, u->width, r->n_slots);
     }
@@ -357,9 +378,7 @@ static enum status experts_run(struct cpu_backend *be, const struct op *op, cons
     if (!sort_choices(&r)) {
         return cpu_broken(err, op, "a row chose an expert twice");
     }
-    if (r.n_rows > 1 || !experts_run_row(be, &r)) {
-        run_regions(be, &r);
-    }
+    run_regions(be, &r);
     return OK;
 }
 

@@ -66,10 +66,7 @@ struct linear_job {
     const int32_t *x_rows; /* [n_x] row numbers within x, or NULL: 0, 1, 2, ... */
     size_t n_x;
     bool accumulates; /* add to out instead of writing it */
-    /* Weights from here on are not read by this thread, so that fetching them ahead is in vain. NULL:
-     * it goes on with what follows in memory. */
-    const void *fetch_end;
-    float *tile; /* scratch: linear_tile_floats(), or int8_tile_floats() for linear_int8 */
+    float *tile;      /* scratch: linear_tile_floats(), or int8_tile_floats() for linear_int8 */
     /* linear_int8 reads these instead of x: records of `form`. */
     const uint8_t *act;
     const struct act_form *form;

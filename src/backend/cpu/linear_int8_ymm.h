@@ -48,31 +48,14 @@ SIMD_INLINE __m128i four_ints(const int32_t *p)
     return _mm_loadu_si128((const __m128i *)(const void *)p);
 }
 
-/* Where the next lines are fetched from; both are a multiple of the tile's rows from a line's start. */
-struct ahead {
-    const uint8_t *far, *near;
-};
-
-/* For a tile that ends at `tile + n_bytes`, when nothing is wanted from `end` on: then its own lines are
- * asked for again, which costs next to nothing. */
-SIMD_INLINE struct ahead ahead_of(const uint8_t *tile, size_t n_bytes, uintptr_t end)
+/* The lines that begin in n_bytes from p on, where p is a multiple of that from a line's start. */
+SIMD_INLINE void prefetch_stream(const uint8_t *p, size_t n_bytes)
 {
-    uintptr_t after = (uintptr_t)tile + 2 * n_bytes;
-
-    return (struct ahead){
-        .far = after + PREFETCH_FAR <= end ? tile + n_bytes + PREFETCH_FAR : tile,
-        .near = after + PREFETCH_NEAR <= end ? tile + n_bytes + PREFETCH_NEAR : tile,
-    };
-}
-
-/* The lines that begin in n_bytes, `at` from there. */
-SIMD_INLINE void prefetch_stream(const struct ahead *ahead, size_t at, size_t n_bytes)
-{
-    if (n_bytes >= LINE_BYTES || (uintptr_t)(ahead->far + at) % LINE_BYTES < n_bytes) {
+    if (n_bytes >= LINE_BYTES || (uintptr_t)p % LINE_BYTES < n_bytes) {
 #pragma GCC unroll 4
-        for (size_t i = at; i < at + n_bytes; i += LINE_BYTES) {
-            _mm_prefetch((const char *)ahead->far + i, _MM_HINT_T1);
-            prefetch(ahead->near + i);
+        for (size_t i = 0; i < n_bytes; i += LINE_BYTES) {
+            _mm_prefetch((const char *)p + i + PREFETCH_FAR, _MM_HINT_T1);
+            prefetch(p + i + PREFETCH_NEAR);
         }
     }
 }
@@ -191,8 +174,8 @@ SIMD_INLINE __m256i group_sum(enum weight_kind kind, const uint8_t *w, const uin
     return dot_fold(kind, sum);
 }
 
-/* Four rows against one input. */
-SIMD_INLINE __m128 stream_product(const uint8_t *const row[TILE_ROWS], const struct ahead *ahead,
+/* Four rows against one input. ahead: the end of the rows, from where lines are fetched. */
+SIMD_INLINE __m128 stream_product(const uint8_t *const row[TILE_ROWS], const uint8_t *ahead,
                                   const float *scales, const int32_t *zeros, int32_t zero,
                                   const struct act_form *f, const uint8_t *act,
                                   enum weight_kind kind, size_t group, size_t unit)
@@ -210,7 +193,7 @@ SIMD_INLINE __m128 stream_product(const uint8_t *const row[TILE_ROWS], const str
 
 #pragma GCC unroll 4
         for (size_t r = 0; r < TILE_ROWS; r++) {
-            prefetch_stream(ahead, (g * TILE_ROWS + r) * w_bytes, w_bytes);
+            prefetch_stream(ahead + (g * TILE_ROWS + r) * w_bytes, w_bytes);
             part[r] = group_sum(kind, row[r] + g * w_bytes, act + g * x_bytes, group, unit);
         }
         isum = sum4_int32(part[0], part[1], part[2], part[3]);
@@ -243,14 +226,12 @@ SIMD_INLINE void one_input(const struct linear_job *job, const struct weight *w,
     const struct act_form *f = job->form;
     const uint8_t *act = linear_job_act(job, 0);
     size_t row_bytes = weight_row_bytes(w);
-    uintptr_t end = job->fetch_end ? (uintptr_t)job->fetch_end : UINTPTR_MAX;
     float *scales = job->tile;
     int32_t *zeros = (int32_t *)(void *)(scales + TILE_ROWS * f->n_groups);
 
     for (size_t n = n0; n < n1; n += TILE_ROWS) {
         size_t n_rows = n1 - n < TILE_ROWS ? n1 - n : TILE_ROWS, rows[TILE_ROWS];
         const uint8_t *row[TILE_ROWS];
-        struct ahead ahead;
         __m128 sum;
 
         for (size_t r = 0; r < TILE_ROWS; r++) {
@@ -258,9 +239,8 @@ SIMD_INLINE void one_input(const struct linear_job *job, const struct weight *w,
             row[r] = (const uint8_t *)w->data + rows[r] * row_bytes;
         }
         four_scales(scales, zeros, TILE_ROWS, w, rows, f);
-        ahead = ahead_of(row[0], TILE_ROWS * row_bytes, end);
-        sum = stream_product(row, &ahead, scales, w->zeros ? zeros : NULL, zero_one(w, 0), f, act,
-                             kind, group, unit);
+        sum = stream_product(row, row[0] + TILE_ROWS * row_bytes, scales, w->zeros ? zeros : NULL,
+                             zero_one(w, 0), f, act, kind, group, unit);
         put_rows(job->out + n, sum, n_rows, job->accumulates);
     }
 }
