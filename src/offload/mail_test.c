@@ -122,7 +122,7 @@ static void check_answer(struct rig *r, size_t layer, size_t n_rows)
             expert_block_view(&r->home.block, r->home.blocks[layer] + e * r->home.block.n_bytes);
     }
     for (size_t i = 0; i < n_rows * TOP_K; i++) {
-        idx[i] = box->idx[i] < 0 ? 0 : box->idx[i];
+        idx[i] = box->idx[i] < 0 ? (int32_t)(i % TOP_K) : box->idx[i]; /* distinct in a row */
         prob[i] = box->idx[i] < 0 ? 0 : box->prob[i];
     }
     op.u.experts = (struct op_experts){
