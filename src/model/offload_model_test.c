@@ -127,24 +127,38 @@ static void stats_check(const struct cell *c, const struct test_model *t)
     }
 }
 
-static double worst_error(const float *got, const float *want, size_t vocab)
+static int compare(const void *a, const void *b)
 {
-    double worst = 0;
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* In float32 the worst row's error; in half types, where a row may choose other experts, the median's. */
+static double error_of(const struct cell *c, const float *got, const float *want, size_t vocab)
+{
+    double e[OUTPUTS];
 
     for (size_t i = 0; i < OUTPUTS; i++) {
-        double e = relative_error(got + i * vocab, want + i * vocab, vocab);
-
-        worst = e > worst ? e : worst;
-        if (!(e >= 0)) {
-            return e;
+        e[i] = relative_error(got + i * vocab, want + i * vocab, vocab);
+        if (!(e[i] >= 0)) {
+            return e[i];
         }
     }
-    return worst;
+    qsort(e, OUTPUTS, sizeof *e, compare);
+    return e[c->compute == DTYPE_F32 ? OUTPUTS - 1 : OUTPUTS / 2];
 }
 
 static double limit_of(const struct cell *c)
 {
     return c->compute == DTYPE_F32 ? 2e-5 : c->compute == DTYPE_F16 ? 4e-3 : 3e-2;
+}
+
+/* Every bit is the same when all is computed by the card. */
+static bool is_good(const struct cell *c, const float *got, const float *want, size_t vocab)
+{
+    return c->miss == EXPERT_MISS_FETCH ? memcmp(got, want, OUTPUTS * vocab * sizeof *got) == 0
+                                        : error_of(c, got, want, vocab) <= limit_of(c);
 }
 
 /* Whether the cell's logits are the resident model's. */
@@ -155,21 +169,21 @@ static bool cell_run(const struct cell *c, const float *want, size_t vocab, size
                               .n_staging = 3,
                               .miss = c->miss,
                               .cpu = c->miss == EXPERT_MISS_FETCH ? NULL : cpu};
-    double limit = limit_of(c), error;
     float *got = calloc(OUTPUTS * vocab, sizeof *got);
     struct test_model t;
+    bool good;
 
     assert_non_null(got);
     model_make(&t, c, &o);
     model_run(got, &t);
     stats_check(c, &t);
     test_model_close(&t);
-    error = worst_error(got, want, vocab);
+    good = is_good(c, got, want, vocab);
     print_message("%-10s %-9s %-9s %-6s %3zu slots %9.2e %s\n", c->name, dtype_name(c->compute),
                   c->no_graphs ? "no graphs" : "graphs", expert_miss_name(c->miss), o.n_slots,
-                  error, error <= limit ? "" : "FAILED");
+                  error_of(c, got, want, vocab), good ? "" : "FAILED");
     free(got);
-    return error <= limit;
+    return good;
 }
 
 /* ---- one model and type ---- */
@@ -203,7 +217,7 @@ static void resident_run(float **want, size_t *vocab, size_t *n_experts, const s
     test_model_open(&t, c->dir, &setup);
     model_run(on_cpu, &t);
     test_model_close(&t);
-    error = worst_error(*want, on_cpu, *vocab);
+    error = error_of(c, *want, on_cpu, *vocab);
     print_message("%-10s %-9s %-9s resident, against the CPU %9.2e\n", c->name,
                   dtype_name(c->compute), c->no_graphs ? "no graphs" : "graphs", error);
     assert_true(error <= limit_of(c));
@@ -335,7 +349,7 @@ static void test_some_layers(void **state)
     }
     assert_int_equal(n_home, 2);
     test_model_close(&t);
-    assert_true(worst_error(got, want, vocab) <= 2e-5);
+    assert_true(is_good(&c, got, want, vocab));
 
     may[1] = may[3] = false;
     model_make(&t, &c, &o);

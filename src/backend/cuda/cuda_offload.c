@@ -76,8 +76,8 @@ static enum status home_check(const struct expert_home *home, struct error *err)
 
 /* What the tables' memory is cut into. */
 struct cut {
-    size_t slot_of, owner, matrices, blocks, list, resolved, posted, asked, arrived, ahead_list, next,
-        logits, n_bytes;
+    size_t slot_of, owner, matrices, blocks, list, resolved, posted, asked, arrived, ahead_list,
+        next, logits, n_bytes;
 };
 
 static bool cut_add(struct cut *c, size_t *at, size_t rows, size_t each)
