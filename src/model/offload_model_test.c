@@ -134,7 +134,8 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* In float32 the worst row's error; in half types, where a row may choose other experts, the median's. */
+/* In float32 the worst row's error; in half types, where a row may choose other experts, that of the
+ * row that three quarters are better than. */
 static double error_of(const struct cell *c, const float *got, const float *want, size_t vocab)
 {
     double e[OUTPUTS];
@@ -146,7 +147,7 @@ static double error_of(const struct cell *c, const float *got, const float *want
         }
     }
     qsort(e, OUTPUTS, sizeof *e, compare);
-    return e[c->compute == DTYPE_F32 ? OUTPUTS - 1 : OUTPUTS / 2];
+    return e[c->compute == DTYPE_F32 ? OUTPUTS - 1 : OUTPUTS * 3 / 4];
 }
 
 static double limit_of(const struct cell *c)
