@@ -20,7 +20,7 @@ CLIENTS = 4
 START_SECONDS = 300
 REQUEST_SECONDS = 300
 SAMPLE_SECONDS = 0.25
-GROWTH_MIB = 16  # after the first request: graphs of other sizes
+GROWTH_MIB = 32  # after the first request: graphs of steps of other sizes, a few MiB each
 
 
 def card_memory():
