@@ -805,12 +805,10 @@ static void fetched_as_resident(void **state)
 static void fetched_ahead(void **state)
 {
     static const struct setup setups[] = {
-        {DTYPE_BF16, SYMMETRIC, false, false, 20, false, 4, 1024, 2, false, LATE_NOBODY},
         {DTYPE_F16, ZEROS, false, false, 9, false, 4, 1024, 8, true, LATE_NOBODY},
         {DTYPE_BF16, SYMMETRIC, true, false, 30, false, 4, 1024, 1, true, LATE_OTHERS},
         {DTYPE_F16, SYMMETRIC, true, true, 16, false, 4, 1024, 3, false, LATE_DICE},
         {DTYPE_BF16, ZEROS, true, false, 24, false, 2, 5, 4, false, LATE_FIRST},
-        {DTYPE_F32, SYMMETRIC, false, false, 12, false, 4, 1024, 2, false, LATE_NOBODY},
         {DTYPE_F32, SYMMETRIC, false, false, 20, true, 1, 1024, 2, true, LATE_NOBODY},
     };
 
