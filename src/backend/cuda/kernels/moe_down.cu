@@ -152,8 +152,16 @@ template <int TYPE> DEVICE void moe_down(const struct moe_down_args *a, uint4 *d
     residual_add(a, &b, shared, is_joined);
 }
 
+/* Three blocks fit where kernels begin before the one ahead has ended; with their registers alone, older cards
+ * would spill. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+enum { DOWN_PER_CARD = 2 };
+#else
+enum { DOWN_PER_CARD = 3 };
+#endif
+
 #define MOE_DOWN(name, type)                                                                       \
-    KERNEL(name, moe_down_args, EXPERTS_DECODE_THREADS, 3)                                         \
+    KERNEL(name, moe_down_args, EXPERTS_DECODE_THREADS, DOWN_PER_CARD)                             \
     {                                                                                              \
         DYNAMIC_SHARED(uint4, dynamic);                                                            \
                                                                                                    \

@@ -79,7 +79,7 @@ template <int TYPE>
 DEVICE void gate_one(const struct experts_args *a, uint4 *x, float *sums, float *part)
 {
     enum { COLS = 2 * EXPERTS_DECODE_COLS };
-    int tid = (int)threadIdx.x, lane = tid % WARP, pair = (int)blockIdx.y;
+    int tid = (int)threadIdx.x, pair = (int)blockIdx.y;
     int col0 = (int)blockIdx.x * EXPERTS_DECODE_COLS, warp = tid / WARP, c0 = 2 * warp;
     float acc[2][2] = {}, sum = 0, up;
     bool has_row = row_count(a) > 0, has_inputs = c0 < a->hidden / EXPERTS_CHUNK;
@@ -100,8 +100,9 @@ DEVICE void gate_one(const struct experts_args *a, uint4 *x, float *sums, float 
     if (has_inputs) {
         one_gate_up<TYPE>(acc, a, expert, col0, c0, x, sums);
     }
-    if (lane % 4 == 0) {
-        float *to = part + warp * COLS + lane / 4;
+    if (threadIdx.x % 4 ==
+        0) { /* not what was computed above: that would be in a register too many */
+        float *to = part + threadIdx.x / WARP * COLS + threadIdx.x % WARP / 4;
 
         UNROLL
         for (int i = 0; i < 4; i++) {
