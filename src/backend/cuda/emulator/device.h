@@ -238,7 +238,7 @@ DEVICE void memory_fence(void)
 
 DEVICE uint32_t atomic_exchange(uint32_t *p, uint32_t v)
 {
-    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);
+    return emulator_atomic_exchange(p, v);
 }
 
 DEVICE void system_fence(void)
@@ -255,7 +255,7 @@ DEVICE float system_value(const float *p)
 }
 DEVICE void system_store(uint32_t *p, uint32_t v)
 {
-    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+    emulator_system_store(p, v);
 }
 DEVICE void system_store2(uint32_t *p, uint32_t first, uint32_t second)
 {

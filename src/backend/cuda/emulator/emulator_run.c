@@ -638,6 +638,14 @@ int32_t emulator_atomic_min(int32_t *p, int32_t v)
     return old;
 }
 
+uint32_t emulator_atomic_exchange(uint32_t *p, uint32_t v)
+{
+    uint32_t old = *p;
+
+    *p = v;
+    return old;
+}
+
 uint32_t emulator_atomic_max_u32(uint32_t *p, uint32_t v)
 {
     uint32_t old = *p;
@@ -656,6 +664,11 @@ void emulator_system_fence(void)
 uint32_t emulator_system_load(const uint32_t *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+
+void emulator_system_store(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
 /* In one piece, and the first word in the lower bytes. */

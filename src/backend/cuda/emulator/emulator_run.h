@@ -94,11 +94,13 @@ void emulator_load_matrix(enum emulator_meeting kind, uint32_t r[4], const void 
 /* Not in device.h, where the compiler would watch them as it does other accesses (emulator_races.h). */
 int32_t emulator_atomic_add(int32_t *p, int32_t v);
 int32_t emulator_atomic_min(int32_t *p, int32_t v);
+uint32_t emulator_atomic_exchange(uint32_t *p, uint32_t v);
 uint32_t emulator_atomic_max_u32(uint32_t *p, uint32_t v);
 
 /* The other side is a thread of the host, as on a card. */
 void emulator_system_fence(void);
 uint32_t emulator_system_load(const uint32_t *p);
+void emulator_system_store(uint32_t *p, uint32_t v);
 void emulator_system_store2(uint32_t *p, uint32_t first, uint32_t second);
 uint64_t emulator_system_ns(void);
 void emulator_system_pause(void);
