@@ -186,9 +186,9 @@ static void ops_make(struct moe_data *d, struct cuda_pair *p, const struct moe_c
     d->ops[SHARED_DOWN] =
         (struct op){.kind = OP_LINEAR,
                     .u.linear = {.in = mid, .n_parts = 1, .part = {{d->part[3].w, shared, false}}}};
-    d->ops[EXPERTS] = (struct op){
-        .kind = OP_EXPERTS,
-        .u.experts = {u, idx, prob, routed, d->experts, is->n_experts, is->top_k, is->width}};
+    d->ops[EXPERTS] = (struct op){.kind = OP_EXPERTS,
+                                  .u.experts = {u, idx, prob, routed, d->experts, is->n_experts,
+                                                is->top_k, is->width, NULL, 0}};
     d->ops[ADD] = (struct op){.kind = OP_ADD_SHARED, .u.add_shared = {x, routed, shared, share}};
     if (c->flags & NO_SHARE) {
         d->ops[ADD].u.add_shared.gate = (struct operand){0};
