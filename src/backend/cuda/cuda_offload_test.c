@@ -773,13 +773,13 @@ static void print_line(const struct setup *s, const struct world *w, double wors
 
 /* ---- tests ---- */
 
-/* No CPU: the same bits, however few slots there are. */
 /* Watching for races takes minutes for the float32 kernels, which cuda_experts_test has watched. */
 static bool is_left_out(const struct setup *s)
 {
     return s->round == DTYPE_F32 && cuda_emulator_sees_races();
 }
 
+/* No CPU: the same bits, however few slots there are. */
 static void fetched_as_resident(void **state)
 {
     static const struct setup setups[] = {
