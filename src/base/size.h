@@ -40,6 +40,12 @@ static inline bool size_align(size_t *out, size_t n, size_t align)
     return true;
 }
 
+/* a / b, rounded up; b > 0, and a + b - 1 fits. */
+static inline size_t size_divide_up(size_t a, size_t b)
+{
+    return (a + b - 1) / b;
+}
+
 static inline size_t size_min(size_t a, size_t b)
 {
     return a < b ? a : b;

@@ -140,14 +140,7 @@ enum status bench_report_svg(struct buf *out, const struct bench_report *r, stru
     y += put_panel(&body, r->result, BENCH_PREFILL, y);
     y += put_panel(&body, r->result, BENCH_DECODE, y);
     put_foot(&body, r, y);
-    buf_appendf(out,
-                "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-                "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\">\n"
-                "<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n",
-                WIDTH, y + FOOT_HEIGHT, WIDTH, y + FOOT_HEIGHT, WIDTH, y + FOOT_HEIGHT);
-    buf_append_str(out, buf_cstr(&body));
-    buf_append_str(out, "</svg>\n");
+    svg_page(out, WIDTH, y + FOOT_HEIGHT, &body);
     bool ok = buf_ok(&body) && buf_ok(out);
     buf_release(&body);
     return ok ? OK : error_set(err, ERR_NO_MEMORY, "cannot allocate the picture");

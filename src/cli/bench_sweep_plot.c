@@ -179,14 +179,7 @@ enum status sweep_svg(struct buf *out, const struct sweep *s, struct error *err)
     for (size_t row = 0; row < n_rows; row++) {
         y += put_panel(&body, s, row, y);
     }
-    buf_appendf(out,
-                "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
-                "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\">\n"
-                "<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n",
-                WIDTH, y + MARGIN, WIDTH, y + MARGIN, WIDTH, y + MARGIN);
-    buf_append_str(out, buf_cstr(&body));
-    buf_append_str(out, "</svg>\n");
+    svg_page(out, WIDTH, y + MARGIN, &body);
     ok = buf_ok(&body) && buf_ok(out);
     buf_release(&body);
     return ok ? OK : error_set(err, ERR_NO_MEMORY, "cannot allocate the picture");

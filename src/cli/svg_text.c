@@ -36,3 +36,15 @@ void svg_text(struct buf *out, int x, int y, int size, const char *anchor, const
     svg_escaped(out, text);
     buf_append_str(out, "</text>\n");
 }
+
+void svg_page(struct buf *out, int width, int height, struct buf *body)
+{
+    buf_appendf(out,
+                "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
+                "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+                "viewBox=\"0 0 %d %d\" font-family=\"sans-serif\">\n"
+                "<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n",
+                width, height, width, height, width, height);
+    buf_append_str(out, buf_cstr(body));
+    buf_append_str(out, "</svg>\n");
+}

@@ -52,11 +52,6 @@ static const char *const attention_kernels[ATTENTION_KERNELS] = {
     [FLASH_F16_256_SMALL] = "attention_flash_f16_256_small",
 };
 
-static size_t divide_up(size_t a, size_t b)
-{
-    return (a + b - 1) / b;
-}
-
 bool cuda_has_mma(const struct cuda_backend *be, enum dtype act, enum dtype kv)
 {
     if (act == DTYPE_F16 && kv == DTYPE_F16) {
@@ -97,7 +92,7 @@ struct split_plan {
 static struct split_plan split_plan(const struct cuda_backend *be, const struct op_attention *u)
 {
     struct split_plan p;
-    size_t pages = divide_up(size_max(be->context_max, 1), KV_PAGE_TOKENS), row_bytes;
+    size_t pages = size_divide_up(size_max(be->context_max, 1), KV_PAGE_TOKENS), row_bytes;
 
     p.splits_max = size_max(ATTENTION_BLOCKS / u->nkv, SPLITS_MIN);
     p.splits_max = size_min(size_min(p.splits_max, ATTENTION_SPLITS_MAX), pages);
@@ -159,7 +154,7 @@ static enum attention_kernel any_kernel(enum attention_kernel first, size_t hd)
 
 static size_t any_shared_bytes(size_t hd)
 {
-    size_t stride = divide_up(hd, 4) * 4 + ANY_PAD;
+    size_t stride = size_divide_up(hd, 4) * 4 + ANY_PAD;
 
     return ((ANY_LANES + ANY_TOKENS) * stride + ANY_LANES * ANY_TOKENS) * sizeof(float);
 }
@@ -241,12 +236,12 @@ static void scratch_cut(struct attention_args *args, const struct cuda_backend *
 static struct cuda_grid split_grid(const struct op_attention *u, const struct cuda_shape *shape,
                                    struct choice c, size_t n, const struct attention_args *args)
 {
-    size_t pages = divide_up(size_max(shape->context_max, 1), KV_PAGE_TOKENS);
+    size_t pages = size_divide_up(size_max(shape->context_max, 1), KV_PAGE_TOKENS);
     size_t lanes = (size_t)args->rows_each * (u->nq / u->nkv);
 
     return (struct cuda_grid){.x = (unsigned)size_min((size_t)args->splits_max, pages),
                               .y = (unsigned)u->nkv,
-                              .z = (unsigned)(n * divide_up(lanes, c.lanes)),
+                              .z = (unsigned)(n * size_divide_up(lanes, c.lanes)),
                               .threads = c.threads,
                               .shared_bytes = c.shared_bytes};
 }
@@ -287,7 +282,7 @@ size_t cuda_split_spans(struct cuda_backend *be, const struct op_attention *u, s
                         size_t lanes, struct attention_args *args)
 {
     struct split_plan p = split_plan(be, u);
-    size_t tiles = divide_up(rows_each * (u->nq / u->nkv), lanes);
+    size_t tiles = size_divide_up(rows_each * (u->nq / u->nkv), lanes);
 
     scratch_cut(args, be, u, &p);
     args->rows_each = (int32_t)rows_each;
@@ -315,7 +310,7 @@ static enum status run_long(struct cuda_backend *be, const struct op_attention *
                             struct attention_args *args, struct error *err)
 {
     size_t spans = size_min(shape->n_spans, shape->n_rows / (ATTENTION_SHORT_ROWS + 1));
-    size_t tiles = divide_up(shape->n_rows * (u->nq / u->nkv), c.lanes) + spans;
+    size_t tiles = size_divide_up(shape->n_rows * (u->nq / u->nkv), c.lanes) + spans;
 
     args->splits_max = 0;
     return cuda_launch(be, &cuda_attention, (size_t)c.kernel,
@@ -333,8 +328,8 @@ static enum status run_alone(struct cuda_backend *be, const struct op_attention 
                              struct attention_args *args, struct error *err)
 {
     struct split_plan p = split_plan(be, u);
-    size_t tiles = divide_up(shape->n_rows * (u->nq / u->nkv), c.lanes);
-    size_t pages = divide_up(shape->context_max, KV_PAGE_TOKENS);
+    size_t tiles = size_divide_up(shape->n_rows * (u->nq / u->nkv), c.lanes);
+    size_t pages = size_divide_up(shape->context_max, KV_PAGE_TOKENS);
     size_t splits = size_min(ATTENTION_BLOCKS / (tiles * u->nkv), pages);
 
     splits = size_min(splits, p.rows * p.splits_max / shape->n_rows);

@@ -25,10 +25,6 @@ enum moe_op { NORM, ROUTE, SHARED_IN, SWIGLU, SHARED_DOWN, EXPERTS, ADD, CHECK, 
 enum { PART_GATE, PART_UP, PART_SHARE };
 enum { PIECE_BYTES = 16, QUAD_COLS = 4, STATIC_SHARED = 1 << 10, ROW_VARIANTS = 4 };
 
-/* Steps of more rows run op by op. With 8 rows that was faster by a tenth (H200) when every block made the
- * choices; it has not been measured since they are made once. */
-enum { FUSED_ROWS = MOE_ROWS_MAX };
-
 /* Those for bfloat16 are followed by those for float16. */
 enum moe_kernel {
     MOE_IN,
@@ -183,7 +179,7 @@ static bool moe_fits(const struct cuda_backend *be, const struct op *ops,
 {
     size_t n = shape->n_rows;
 
-    return n > 0 && n <= FUSED_ROWS &&
+    return n > 0 && n <= MOE_ROWS_MAX &&
            in_shared(ops, (size_t)1 << variant_of(n)) + STATIC_SHARED <=
                be->card.shared_bytes_max &&
            cuda_experts_decodes(be, &ops[EXPERTS], n, down_extra(n));
@@ -221,11 +217,6 @@ static struct moe_matrix matrix_of(const struct weight *w)
     };
 }
 
-static size_t ceil_div(size_t a, size_t b)
-{
-    return (a + b - 1) / b;
-}
-
 static struct route_args route_of(const struct cuda_backend *be, const struct op *ops, void *logits,
                                   const struct cuda_shape *shape)
 {
@@ -255,8 +246,8 @@ static enum status run_in(struct cuda_backend *be, const struct op *ops,
     const struct op_swiglu *swiglu = &ops[SWIGLU].u.swiglu;
     bool has_share = in->n_parts == 3;
     size_t variant = variant_of(shape->n_rows);
-    size_t route_blocks = ceil_div(route->n_experts, MOE_WARPS);
-    size_t mid_blocks = ceil_div(swiglu->out.cols, MOE_MID_COLS);
+    size_t route_blocks = size_divide_up(route->n_experts, MOE_WARPS);
+    size_t mid_blocks = size_divide_up(swiglu->out.cols, MOE_MID_COLS);
     struct moe_in_args args = {
         .route = *route_args,
         .norm = norm->weight,

@@ -108,11 +108,6 @@ struct launch {
     size_t x_stride, shared_bytes;
 };
 
-static size_t ceil_div(size_t a, size_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* Vectors of 16 bytes, wherever the input comes from. */
 static bool input_is_aligned(const struct op_linear *u, const struct op *ahead)
 {
@@ -197,7 +192,7 @@ static bool choose_mma(const struct cuda_backend *be, struct launch *l)
     first += is_bf16 ? KERNEL_linear_mma_bf16_8 - KERNEL_linear_mma_f16_8 : 0;
     l->tile = LINEAR_TILE_MMA;
     l->lanes = LINEAR_LANES_MMA;
-    l->n_steps = ceil_div(l->n_chunks, l->lanes);
+    l->n_steps = size_divide_up(l->n_chunks, l->lanes);
     l->x_stride = l->n_steps * l->lanes * chunk_inputs[l->form];
     row_bytes = l->x_stride * sizeof(uint16_t);
     if (row_bytes % BANKS_BYTES == 0) { /* see the kernels' file */
@@ -205,7 +200,7 @@ static bool choose_mma(const struct cuda_backend *be, struct launch *l)
         l->x_stride = row_bytes / sizeof(uint16_t);
     }
     for (l->rows = size_min(l->n_rows, 2 * MMA_COLUMNS); l->rows > 0; l->rows--) {
-        size_t blocks = ceil_div(l->rows, MMA_COLUMNS), sums;
+        size_t blocks = size_divide_up(l->rows, MMA_COLUMNS), sums;
 
         l->warps = LINEAR_WARPS;
         sums = 2 * l->warps * blocks * 4 * WARP_LANES * sizeof(float);
@@ -240,7 +235,7 @@ static bool choose_int8_one(const struct cuda_backend *be, struct launch *l)
     }
     l->kernel = KERNEL_linear_gemv_int8_one;
     l->lanes = WARP_LANES;
-    l->n_steps = ceil_div(l->n_chunks, l->lanes);
+    l->n_steps = size_divide_up(l->n_chunks, l->lanes);
     l->x_stride = l->n_steps * l->lanes * chunk_inputs[FORM_INT8];
     l->rows = 1;
     l->tile = LINEAR_INT8_TILE;
@@ -254,7 +249,7 @@ static bool choose_gemv(const struct cuda_backend *be, struct launch *l)
     size_t variant = l->n_rows > 4 ? 3 : l->n_rows > 2 ? 2 : l->n_rows - 1;
 
     l->lanes = WARP_LANES;
-    l->n_steps = ceil_div(l->n_chunks, l->lanes);
+    l->n_steps = size_divide_up(l->n_chunks, l->lanes);
     l->x_stride = l->n_steps * l->lanes * chunk_inputs[l->form];
     for (;; variant--) {
         l->rows = (size_t)1 << variant;
@@ -353,7 +348,7 @@ static struct linear_args args_of(const struct op *op, const struct launch *l,
     }
     for (size_t i = 0; i < l->n_parts; i++) {
         fill_part(&args.part[i], u, l->part[i], n_tiles);
-        n_tiles += ceil_div(u->part[l->part[i]].w.n_out, l->tile);
+        n_tiles += size_divide_up(u->part[l->part[i]].w.n_out, l->tile);
     }
     args.n_tiles = (int32_t)n_tiles;
     args.n_slices = 1;
@@ -372,7 +367,7 @@ static void set_slices(struct linear_args *args, size_t n)
 static struct cuda_grid grid_of(const struct launch *l, size_t n_blocks)
 {
     return (struct cuda_grid){.x = (unsigned)n_blocks,
-                              .y = (unsigned)ceil_div(l->n_rows, l->rows),
+                              .y = (unsigned)size_divide_up(l->n_rows, l->rows),
                               .threads = (unsigned)(WARP_LANES * l->warps),
                               .shared_bytes = l->shared_bytes};
 }
@@ -387,7 +382,7 @@ static enum status launch(struct cuda_backend *be, const struct op *op, const st
         size_t n_slices = slices_of(be, l, n_tiles);
 
         set_slices(&args, n_slices);
-        n_blocks = size_min(ceil_div(n_tiles * n_slices, l->warps),
+        n_blocks = size_min(size_divide_up(n_tiles * n_slices, l->warps),
                             (size_t)be->card.n_multiprocessors * l->per_card);
     }
     return cuda_launch(be, &cuda_linear, l->kernel, grid_of(l, n_blocks), &args, err);
@@ -412,13 +407,13 @@ static enum status launch_int8_one(struct cuda_backend *be, const struct op *op,
             n *= 2;
         }
         set_slices(&args.beside, n);
-        n_beside = ceil_div((size_t)args.beside.n_tiles * n, beside->warps);
-        n_beside = size_min(n_beside, ceil_div(n_blocks, 4));
+        n_beside = size_divide_up((size_t)args.beside.n_tiles * n, beside->warps);
+        n_beside = size_min(n_beside, size_divide_up(n_blocks, 4));
         n_blocks -= n_beside;
         grid.shared_bytes = size_max(grid.shared_bytes, beside->shared_bytes);
     }
     args.beside_blocks = (int32_t)n_beside;
-    n_blocks = size_min(n_blocks, ceil_div(n_tiles * n_slices, l->warps));
+    n_blocks = size_min(n_blocks, size_divide_up(n_tiles * n_slices, l->warps));
     grid.x = (unsigned)(n_beside + n_blocks);
     return cuda_launch(be, &cuda_linear, l->kernel, grid, &args, err);
 }

@@ -146,18 +146,13 @@ static size_t rows_bucket(size_t n_rows)
     return bucket;
 }
 
-static size_t tiles_of(size_t n, size_t tile)
-{
-    return (n + tile - 1) / tile;
-}
-
 static size_t column_tiles(const struct op_linear *u, const struct form *forms, enum how how,
                            size_t cols)
 {
     size_t n = 0;
 
     for (size_t p = 0; p < u->n_parts; p++) {
-        n += forms[p].how == how ? tiles_of(u->part[p].w.n_out, cols) : 0;
+        n += forms[p].how == how ? size_divide_up(u->part[p].w.n_out, cols) : 0;
     }
     return n;
 }
@@ -179,9 +174,9 @@ static struct tiling tiling_of(const struct cuda_backend *be, const struct op_li
     t.rows = (size_t)32 << t.index;
     if (h->has_wide && t.index == 2) {
         struct tiling wide = {.index = 3, .rows = t.rows, .cols = WIDE_COLS, .n_splits = 1};
-        size_t n_rows = tiles_of(bucket, t.rows);
-        size_t rounds = tiles_of(n_rows * column_tiles(u, forms, how, t.cols), n_sm);
-        size_t wide_rounds = tiles_of(n_rows * column_tiles(u, forms, how, WIDE_COLS), n_sm);
+        size_t n_rows = size_divide_up(bucket, t.rows);
+        size_t rounds = size_divide_up(n_rows * column_tiles(u, forms, how, t.cols), n_sm);
+        size_t wide_rounds = size_divide_up(n_rows * column_tiles(u, forms, how, WIDE_COLS), n_sm);
 
         wide.n_buffers = (size_t)h->n_buffers[3];
         if (wide_rounds * WIDE_PERCENT <= rounds * 100 &&
@@ -192,13 +187,13 @@ static struct tiling tiling_of(const struct cuda_backend *be, const struct op_li
     t.n_buffers = be->card.sm < 80 ? 2 : (size_t)h->n_buffers[t.index];
     t.shared_bytes = shared_of(h, &t);
     t.n_cols = column_tiles(u, forms, how, t.cols);
-    n_tiles = tiles_of(bucket, t.rows) * t.n_cols;
-    n_stages = tiles_of(u->in.cols, GEMM_K) * (size_t)n_planes;
+    n_tiles = size_divide_up(bucket, t.rows) * t.n_cols;
+    n_stages = size_divide_up(u->in.cols, GEMM_K) * (size_t)n_planes;
     t.split_stages = n_stages;
     if (n_tiles * 2 <= n_sm && n_stages >= 2 * SPLIT_STAGES_MIN) {
         t.n_splits = size_min(n_sm / n_tiles, n_stages / SPLIT_STAGES_MIN);
-        t.split_stages = tiles_of(n_stages, t.n_splits);
-        t.n_splits = tiles_of(n_stages, t.split_stages);
+        t.split_stages = size_divide_up(n_stages, t.n_splits);
+        t.n_splits = size_divide_up(n_stages, t.split_stages);
     }
     return t;
 }
@@ -298,7 +293,7 @@ static enum status convert(const struct chunk *c, size_t p, struct error *err)
         .order = hows[f->how].is_quant ? GEMM_ORDER_QUANT : GEMM_ORDER_PLAIN,
         .is_f16 = hows[f->how].is_f16,
     };
-    struct cuda_grid grid = {.x = (unsigned)tiles_of(n_in / 4, GEMM_THREADS),
+    struct cuda_grid grid = {.x = (unsigned)size_divide_up(n_in / 4, GEMM_THREADS),
                              .y = (unsigned)c->rows,
                              .threads = GEMM_THREADS};
 
@@ -319,7 +314,7 @@ static struct gemm_part part_of(const struct chunk *c, size_t p, const struct ti
         .out = c->u->part[p].out.data,
         .n_out = (int32_t)w->n_out,
         .tile0 = (int32_t)tile0,
-        .n_tiles = (int32_t)tiles_of(w->n_out, t->cols),
+        .n_tiles = (int32_t)size_divide_up(w->n_out, t->cols),
         .group_blocks = is_quant ? (int32_t)(w->group / WEIGHT_BLOCK) : 0,
         .n_groups = (int32_t)weight_n_groups(w),
         .scale_dtype = (int32_t)w->dtype,
@@ -345,7 +340,7 @@ static enum status multiply(const struct chunk *c, enum how how, int n_planes, s
         .tile_cols = (int32_t)t.cols,
         .n_buffers = (int32_t)t.n_buffers,
     };
-    struct cuda_grid grid = {.x = (unsigned)tiles_of(c->rows, t.rows),
+    struct cuda_grid grid = {.x = (unsigned)size_divide_up(c->rows, t.rows),
                              .y = (unsigned)t.n_cols,
                              .z = (unsigned)t.n_splits,
                              .threads = GEMM_THREADS,
@@ -356,16 +351,17 @@ static enum status multiply(const struct chunk *c, enum how how, int n_planes, s
     for (size_t p = 0; p < c->u->n_parts; p++) {
         if (c->forms[p].how == how) {
             args.part[args.n_parts++] = part_of(c, p, &t, tile0);
-            tile0 += tiles_of(c->u->part[p].w.n_out, t.cols);
+            tile0 += size_divide_up(c->u->part[p].w.n_out, t.cols);
         }
     }
     rc =
         cuda_launch(c->be, &cuda_linear,
                     c->first + KERNEL_TILES + (size_t)hows[how].kernel + t.index, grid, &args, err);
     if (rc == OK && t.n_splits > 1) {
-        grid = (struct cuda_grid){.x = (unsigned)tiles_of(t.n_cols * t.cols / 2, GEMM_THREADS),
-                                  .y = (unsigned)c->rows,
-                                  .threads = GEMM_THREADS};
+        grid =
+            (struct cuda_grid){.x = (unsigned)size_divide_up(t.n_cols * t.cols / 2, GEMM_THREADS),
+                               .y = (unsigned)c->rows,
+                               .threads = GEMM_THREADS};
         rc = cuda_launch(c->be, &cuda_linear, c->first + KERNEL_REDUCE, grid, &args, err);
     }
     return rc;
@@ -394,8 +390,8 @@ static enum status multiply_fma(const struct chunk *c, size_t p, struct error *e
         .round = (int32_t)c->u->part[p].out.round,
         .accumulates = c->u->part[p].accumulates,
     };
-    struct cuda_grid grid = {.x = (unsigned)tiles_of(c->rows, is_small ? 32 : 128),
-                             .y = (unsigned)tiles_of(w->n_out, FMA_COLS),
+    struct cuda_grid grid = {.x = (unsigned)size_divide_up(c->rows, is_small ? 32 : 128),
+                             .y = (unsigned)size_divide_up(w->n_out, FMA_COLS),
                              .threads = GEMM_THREADS};
 
     return cuda_launch(c->be, &cuda_linear, c->first + (is_small ? KERNEL_FMA_32 : KERNEL_FMA_128),

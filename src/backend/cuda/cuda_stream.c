@@ -72,11 +72,6 @@ struct cuda_stream {
     size_t n_copied, n_launched;        /* groups */
 };
 
-static size_t ceil_div(size_t a, size_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* ---- beginning and end ---- */
 
 static size_t table_bytes_of(const struct expert_home *home)
@@ -84,7 +79,7 @@ static size_t table_bytes_of(const struct expert_home *home)
     size_t n = home->n_experts * (EXPERTS_MATRICES * sizeof(struct experts_matrix) +
                                   sizeof(int32_t)); /* of at most 65536 experts: small */
 
-    return ceil_div(n, TABLE_ALIGN) * TABLE_ALIGN;
+    return size_divide_up(n, TABLE_ALIGN) * TABLE_ALIGN;
 }
 
 static size_t passes_of(const struct expert_home *home)
@@ -326,7 +321,7 @@ static void table_fill(const struct cuda_backend *be, struct cuda_stream *st, st
     size_t n_bytes = home->block.n_bytes, n_resident = 0, n_streamed = 0;
 
     experts_divide(st, p, group);
-    p->n_groups = size_max(ceil_div(p->n_streamed, st->part_blocks), 1);
+    p->n_groups = size_max(size_divide_up(p->n_streamed, st->part_blocks), 1);
     for (size_t e = 0; e < home->n_experts; e++, m += EXPERTS_MATRICES) {
         if (group[e] >= 0) {
             place_set(m, home, be->own->expert_slots + (size_t)group[e] * n_bytes);
@@ -552,10 +547,10 @@ enum status cuda_stream_begin(struct cuda_backend *be, const struct op *op,
         .group_of = (const int32_t *)(void *)(table + st->home->n_experts * EXPERTS_MATRICES *
                                                           sizeof(struct experts_matrix)),
         .n_groups = p->n_groups,
-        .first_experts = ceil_div(p->n_streamed, p->n_groups) +
-                         ceil_div(p->n_resident, p->is_asked ? 1 : p->n_groups),
-        .other_experts = ceil_div(p->n_streamed, p->n_groups) +
-                         (p->is_asked ? 0 : ceil_div(p->n_resident, p->n_groups)),
+        .first_experts = size_divide_up(p->n_streamed, p->n_groups) +
+                         size_divide_up(p->n_resident, p->is_asked ? 1 : p->n_groups),
+        .other_experts = size_divide_up(p->n_streamed, p->n_groups) +
+                         (p->is_asked ? 0 : size_divide_up(p->n_resident, p->n_groups)),
     };
     return OK;
 }
