@@ -223,6 +223,10 @@ DEVICE int32_t atomic_add(int32_t *p, int32_t v)
 {
     return emulator_atomic_add(p, v);
 }
+DEVICE bool atomic_is_last(int32_t *ticket, int32_t n)
+{
+    return emulator_atomic_is_last(ticket, n);
+}
 DEVICE int32_t atomic_min(int32_t *p, int32_t v)
 {
     return emulator_atomic_min(p, v);

@@ -630,6 +630,14 @@ int32_t emulator_atomic_add(int32_t *p, int32_t v)
     return old;
 }
 
+bool emulator_atomic_is_last(int32_t *ticket, int32_t n)
+{
+    bool is_last = *ticket == n - 1;
+
+    *ticket = is_last ? 0 : *ticket + 1;
+    return is_last;
+}
+
 int32_t emulator_atomic_min(int32_t *p, int32_t v)
 {
     int32_t old = *p;

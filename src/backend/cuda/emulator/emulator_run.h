@@ -93,6 +93,7 @@ void emulator_load_matrix(enum emulator_meeting kind, uint32_t r[4], const void 
 
 /* Not in device.h, where the compiler would watch them as it does other accesses (emulator_races.h). */
 int32_t emulator_atomic_add(int32_t *p, int32_t v);
+bool emulator_atomic_is_last(int32_t *ticket, int32_t n);
 int32_t emulator_atomic_min(int32_t *p, int32_t v);
 uint32_t emulator_atomic_exchange(uint32_t *p, uint32_t v);
 uint32_t emulator_atomic_max_u32(uint32_t *p, uint32_t v);

@@ -307,11 +307,8 @@ DEVICE bool step_is_last(const struct attention_step_args &a, int n_splits)
     block_sync();
     if (threadIdx.x == 0) {
         memory_fence();
-        is_last = atomic_add(ticket, 1) == n_splits - 1;
+        is_last = atomic_is_last(ticket, n_splits);
         memory_fence();
-        if (is_last) {
-            *ticket = 0; /* nobody draws any more; the next launch begins after this one */
-        }
     }
     block_sync();
     return is_last;

@@ -6,9 +6,9 @@
  *         that was there before the step (both states, the weights) is in registers before the kernels
  *         ahead have ended, and tickets are drawn, so what is left to wait for are the row's inputs.
  * State:  value heads that share a key head all need the old state of its channels, and none may write the
- *         new one before all have read. Each draws a ticket when it has; who draws the last writes, and
- *         puts the tickets back. Their values are the same in every block, so the order of blocks does not
- *         show. The channels of values belong to one block. */
+ *         new one before all have read. Each draws a ticket when it has; who draws the last writes. The
+ *         values are the same in every block, so the order of blocks does not show. The channels of values
+ *         belong to one block. */
 #include "backend/cuda/kernels/gdn_args.h"
 
 #define STEP_THREADS GDN_THREADS
@@ -104,28 +104,15 @@ DEVICE void pair_end(const struct gdn_pair *p, const struct conv_args &a, float2
     }
 }
 
-DEVICE int32_t *ticket_of(const struct gdn_args &a, int key_head)
+/* This block has read the state of its key head's channels. One thread; whether all others have. */
+DEVICE bool ticket_is_last(const struct gdn_args &a, int key_head)
 {
-    return &a.tickets[(int)blockIdx.y * a.delta.nk + key_head];
-}
-
-/* This block has read the state of its key head's channels. One thread; what it has drawn. */
-DEVICE int32_t ticket_draw(const struct gdn_args &a, int key_head)
-{
-    memory_fence();
-    return atomic_add(ticket_of(a, key_head), 1);
-}
-
-/* Whether all other blocks had drawn before. */
-DEVICE bool ticket_is_last(const struct gdn_args &a, int key_head, int32_t drawn)
-{
-    bool is_last = drawn == a.delta.nv / a.delta.nk - 1;
+    bool is_last;
 
     memory_fence();
-    if (is_last) {
-        *ticket_of(a, key_head) =
-            0; /* nobody draws any more; the next launch begins after this one */
-    }
+    is_last = atomic_is_last(&a.tickets[(int)blockIdx.y * a.delta.nk + key_head],
+                             a.delta.nv / a.delta.nk);
+    memory_fence();
     return is_last;
 }
 
@@ -203,7 +190,7 @@ KERNEL(gdn_step, gdn_args, GDN_THREADS, GDN_PER_CARD)
     }
     block_sync();
     if (me == TICKET_THREAD) { /* the others need not wait for its answer yet */
-        writes_keys = ticket_is_last(a, key_head, ticket_draw(a, key_head));
+        writes_keys = ticket_is_last(a, key_head);
     }
     depend_wait();
 

@@ -85,6 +85,11 @@ DEVICE int32_t atomic_add(int32_t *p, int32_t v)
 {
     return atomicAdd(p, v);
 }
+/* One of n that draw: whether it is the last. The ticket is 0 before the first and after the last. */
+DEVICE bool atomic_is_last(int32_t *ticket, int32_t n)
+{
+    return (int32_t)atomicInc((unsigned *)ticket, (unsigned)n - 1) == n - 1;
+}
 DEVICE int32_t atomic_min(int32_t *p, int32_t v)
 {
     return atomicMin(p, v);

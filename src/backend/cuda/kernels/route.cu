@@ -185,11 +185,8 @@ DEVICE void few_rows(const struct route_args *a, int *is_last)
     if (threadIdx.x ==
         0) { /* fences: this block's logits before its ticket, the others' after it */
         memory_fence();
-        *is_last = atomic_add(&a->tickets[blockIdx.y], 1) == (int)gridDim.x - 1;
+        *is_last = atomic_is_last(&a->tickets[blockIdx.y], (int)gridDim.x);
         memory_fence();
-        if (*is_last) {
-            a->tickets[blockIdx.y] = 0;
-        }
     }
     block_sync();
     if (*is_last && warp < ROWS && first + warp < n_rows) {
