@@ -12,7 +12,11 @@
  *         input, says who will probably be chosen there; up to n_next of those that miss are fetched until the
  *         next layer makes its choices. They are insertions like others, in the order in which they were
  *         decided, and take their slots from the same victims.
- * Large:  any other step. Experts without a slot stream past the device; slots do not change.
+ * Large:  any other step. Experts without a slot stream past the device; slots do not change. Where the device
+ *         had to ask what was chosen, the CPU may compute some of those that few rows chose meanwhile.
+ * Pageable: blocks of a layer that the device cannot read where they lie, for their memory could not be pinned or
+ *         is a mapped file. They reach it by insert() and by the copies of large steps only; in small steps
+ *         all misses of such a layer are the CPU's.
  * Mirror: what slots hold changes in small steps, which report it, and in insert(); so between steps offload/
  *         knows exactly what is where.
  * Thread: callbacks come on the thread that runs steps; the mail is served by a thread of offload/. */
@@ -24,6 +28,7 @@
 #include <stdint.h>
 
 #include "backend/expert_block.h"
+#include "base/status.h"
 
 enum {
     EXPERT_HOME_ROWS = 8,
@@ -87,6 +92,14 @@ struct expert_home_ops {
     void (*step_end)(void *ctx, const struct expert_report *report);
     /* For large steps: the slot that holds an expert, or -1. */
     int32_t (*slot_of)(void *ctx, size_t layer, size_t expert);
+    /* For large steps whose choices the device had to ask for: marks experts without a slot that the CPU shall
+     * compute (on_cpu [n_experts], all false before). How many; 0: none. May be NULL: never any. */
+    size_t (*large_divide)(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
+                           bool *on_cpu);
+    /* Computes them, on the calling thread and the CPU's own: for idx [n_rows][top_k] (-1: not the CPU's), prob the
+     * same, x and y [n_rows][hidden] float32, as in a mail. The device's launches go on meanwhile. */
+    enum status (*large_compute)(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
+                                 const float *prob, const float *x, float *y, struct error *err);
     /* After a layer of a large step was launched: idx [n_rows][top_k] if the device had to ask (else NULL), and
      * how many experts were streamed. */
     void (*streamed)(void *ctx, size_t layer, size_t n_rows, const int32_t *idx, size_t n_streamed);
@@ -96,12 +109,14 @@ struct expert_home_ops {
 struct expert_home {
     struct expert_block block; /* of every layer */
     size_t n_layers, n_experts, top_k, hidden;
-    const uint8_t *const
-        *blocks; /* [n_layers] -> [n_experts] blocks of block.n_bytes, host memory that the
-                                     device reads where it lies (backend_ops.host_new) */
+    /* [n_layers] -> [n_experts] blocks of block.n_bytes, host memory that the device reads where it lies
+     * (backend_ops.host_new, host_pin), unless the layer is pageable. */
+    const uint8_t *const *blocks;
     size_t n_slots;
-    size_t n_staging; /* blocks of staging for large steps; at least 2 */
-    bool has_cpu;     /* misses may be posted */
+    size_t n_staging;        /* blocks of staging for large steps; at least 2 */
+    const bool *is_pageable; /* [n_layers]; NULL: none. Without has_cpu none may be */
+    bool has_cpu;            /* misses may be posted */
+    bool takes_turns; /* for measurements: copies of large steps and launches do not overlap */
     bool looks_ahead; /* orders may ask for predicted experts (n_next) */
     const struct expert_home_ops *ops;
     void *ctx;

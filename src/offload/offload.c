@@ -375,6 +375,7 @@ static enum status offload_init(struct offload *o, const struct offload_shape *s
         .n_slots = size_min(opt->n_slots, n_all),
         .n_staging = opt->n_staging > 0 ? size_max(opt->n_staging, 2) : OFFLOAD_STAGING_DEFAULT,
         .has_cpu = opt->miss != EXPERT_MISS_FETCH,
+        .takes_turns = opt->no_overlap,
         .looks_ahead = !opt->no_prefetch && opt->miss != EXPERT_MISS_CPU &&
                        !(opt->miss == EXPERT_MISS_AUTO && opt->no_split),
         .ops = &home_ops,

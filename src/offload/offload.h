@@ -31,8 +31,8 @@ struct offload_shape {
 struct offload_options {
     size_t n_slots, n_staging; /* n_staging 0: OFFLOAD_STAGING_DEFAULT */
     enum expert_miss miss;
-    bool no_prefetch,
-        no_split; /* for measurements: nothing is fetched ahead; auto = all to the CPU */
+    /* For measurements: nothing is fetched ahead; auto = all to the CPU; large steps copy and compute in turns. */
+    bool no_prefetch, no_split, no_overlap;
 };
 
 /* device: has experts_open. cpu: where misses are computed; NULL with EXPERT_MISS_FETCH. Both are borrowed.
