@@ -20,15 +20,15 @@ enum {
     N_EXPERTS = 16,
     TOP_K = 4,
     HIDDEN = 256,
-    WIDTH = 128,
     ROWS_MAX = 16,
     SLOTS_MAX = LAYERS * N_EXPERTS,
     STAGING = 4,
     BUFFERS_MAX = 128,
 };
 
-enum weights_kind { SYMMETRIC, ZEROS, PERMS };
-static const char *const kind_names[] = {"symmetric", "zeros", "act-order"};
+/* The last two are of the width that the kernels for one row are built for. */
+enum weights_kind { SYMMETRIC, ZEROS, PERMS, WIDE, WIDE_ZEROS };
+static const char *const kind_names[] = {"symmetric", "zeros", "act-order", "wide", "wide zeros"};
 
 struct setup {
     enum dtype round;
@@ -122,15 +122,21 @@ static void matrix_fill(struct world *w, uint8_t *base, enum expert_part part, s
     }
 }
 
+static size_t width_of(enum weights_kind kind)
+{
+    return kind == WIDE || kind == WIDE_ZEROS ? ONE_WIDTH : 128;
+}
+
 static void blocks_make(struct world *w)
 {
+    bool has_zeros = w->is.kind == ZEROS || w->is.kind == WIDE_ZEROS;
     struct expert_shape shape = {.hidden = HIDDEN,
-                                 .width = WIDTH,
+                                 .width = width_of(w->is.kind),
                                  .kind = WEIGHT_INT4,
-                                 .scales = w->is.kind == ZEROS ? DTYPE_F16 : DTYPE_BF16,
+                                 .scales = has_zeros ? DTYPE_F16 : DTYPE_BF16,
                                  .group = 128,
                                  .down_group = 128,
-                                 .has_zeros = w->is.kind == ZEROS,
+                                 .has_zeros = has_zeros,
                                  .has_perms = w->is.kind == PERMS};
 
     assert_true(expert_block_init(&w->block, &shape));
@@ -140,9 +146,9 @@ static void blocks_make(struct world *w)
         for (size_t e = 0; e < N_EXPERTS; e++) {
             uint8_t *base = w->blocks[l] + e * w->block.n_bytes;
 
-            matrix_fill(w, base, EXPERT_GATE, WIDTH, HIDDEN);
-            matrix_fill(w, base, EXPERT_UP, WIDTH, HIDDEN);
-            matrix_fill(w, base, EXPERT_DOWN, HIDDEN, WIDTH);
+            matrix_fill(w, base, EXPERT_GATE, shape.width, HIDDEN);
+            matrix_fill(w, base, EXPERT_UP, shape.width, HIDDEN);
+            matrix_fill(w, base, EXPERT_DOWN, HIDDEN, shape.width);
             w->cpu_experts[l][e] = w->small.experts[l][e] = expert_block_view(&w->block, base);
         }
     }
@@ -195,8 +201,9 @@ static void tail_make(struct card *c, struct world *w, size_t l, struct operand 
                       struct operand prob, uint64_t *seed)
 {
     enum dtype round = w->is.round;
-    struct operand u = buffer(c, HIDDEN, round), gate = buffer(c, WIDTH, round);
-    struct operand up = buffer(c, WIDTH, round), mid = buffer(c, WIDTH, round);
+    size_t width = width_of(w->is.kind);
+    struct operand u = buffer(c, HIDDEN, round), gate = buffer(c, width, round);
+    struct operand up = buffer(c, width, round), mid = buffer(c, width, round);
     struct operand shared = buffer(c, HIDDEN, DTYPE_F32), share = buffer(c, 1, DTYPE_F32);
     struct operand routed = buffer(c, HIDDEN, DTYPE_F32);
     struct operand idx = {.dtype = DTYPE_I32, .round = DTYPE_I32, .cols = TOP_K};
@@ -212,14 +219,14 @@ static void tail_make(struct card *c, struct world *w, size_t l, struct operand 
     ops[SHARED_IN] = (struct op){.kind = OP_LINEAR,
                                  .u.linear = {.in = u,
                                               .n_parts = 3,
-                                              .part = {{dense(c, WIDTH, HIDDEN, 2, seed), gate, 0},
-                                                       {dense(c, WIDTH, HIDDEN, 2, seed), up, 0},
+                                              .part = {{dense(c, width, HIDDEN, 2, seed), gate, 0},
+                                                       {dense(c, width, HIDDEN, 2, seed), up, 0},
                                                        {dense(c, 1, HIDDEN, 2, seed), share, 0}}}};
     ops[SWIGLU] = (struct op){.kind = OP_SWIGLU, .u.swiglu = {gate, up, mid}};
     ops[SHARED_DOWN] = (struct op){
         .kind = OP_LINEAR,
         .u.linear = {
-            .in = mid, .n_parts = 1, .part = {{dense(c, HIDDEN, WIDTH, 2, seed), shared, 0}}}};
+            .in = mid, .n_parts = 1, .part = {{dense(c, HIDDEN, width, 2, seed), shared, 0}}}};
     ops[EXPERTS] = (struct op){.kind = OP_EXPERTS,
                                .u.experts = {.in = u,
                                              .idx = idx,
@@ -228,7 +235,7 @@ static void tail_make(struct card *c, struct world *w, size_t l, struct operand 
                                              .experts = c->experts[l],
                                              .n_experts = N_EXPERTS,
                                              .top_k = TOP_K,
-                                             .width = WIDTH,
+                                             .width = width,
                                              .home = c == &w->small ? &w->home : NULL,
                                              .home_layer = l}};
     ops[ADD] = (struct op){.kind = OP_ADD_SHARED, .u.add_shared = {x, routed, shared, share}};
@@ -490,7 +497,8 @@ static void streamed(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
     ((struct world *)ctx)->n_streamed += n;
 }
 
-static const struct expert_home_ops home_ops = {step_begin, step_end, slot_of, streamed};
+static const struct expert_home_ops home_ops = {
+    .step_begin = step_begin, .step_end = step_end, .slot_of = slot_of, .streamed = streamed};
 
 /* ---- the thread that answers the mail ---- */
 
@@ -791,6 +799,8 @@ static void fetched_as_resident(void **state)
         {DTYPE_BF16, ZEROS, true, false, 30, false, 2, 3, 0, false, LATE_NOBODY},
         {DTYPE_BF16, SYMMETRIC, false, false, 0, false, 4, 1024, 0, false, LATE_NOBODY},
         {DTYPE_F16, ZEROS, false, false, 32, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_BF16, WIDE, false, false, 12, false, 4, 1024, 0, false, LATE_NOBODY},
+        {DTYPE_F16, WIDE_ZEROS, true, false, 7, false, 3, 5, 0, false, LATE_NOBODY},
     };
 
     (void)state;
@@ -818,6 +828,8 @@ static void fetched_ahead(void **state)
         {DTYPE_BF16, SYMMETRIC, true, false, 30, false, 4, 1024, 1, true, LATE_OTHERS},
         {DTYPE_F16, SYMMETRIC, true, true, 16, false, 4, 1024, 3, false, LATE_DICE},
         {DTYPE_BF16, ZEROS, true, false, 24, false, 2, 5, 4, false, LATE_FIRST},
+        {DTYPE_BF16, WIDE_ZEROS, false, false, 14, false, 4, 1024, 3, false, LATE_NOBODY},
+        {DTYPE_F16, WIDE, true, false, 20, false, 4, 1024, 4, true, LATE_DICE},
         {DTYPE_F32, SYMMETRIC, false, false, 20, true, 1, 1024, 2, true, LATE_NOBODY},
     };
 
@@ -856,6 +868,7 @@ static void shared_with_the_cpu(void **state)
         {DTYPE_F32, PERMS, true, false, 0, true, 4, 1024, 0, false, LATE_NOBODY},
         {DTYPE_F16, PERMS, true, true, 12, true, 4, 2, 0, false, LATE_NOBODY},
         {DTYPE_BF16, SYMMETRIC, false, false, 20, true, 4, 1, 0, false, LATE_NOBODY},
+        {DTYPE_F16, WIDE, false, false, 12, true, 2, 1024, 0, false, LATE_NOBODY},
     };
 
     (void)state;
