@@ -238,7 +238,7 @@ static struct route_args route_of(const struct cuda_backend *be, const struct op
 
 static enum status run_in(struct cuda_backend *be, const struct op *ops,
                           const struct route_args *route_args, const struct cuda_shape *shape,
-                          struct error *err)
+                          const struct weight *next, float *next_logits, struct error *err)
 {
     const struct op_norm *norm = &ops[NORM].u.norm;
     const struct op_route *route = &ops[ROUTE].u.route;
@@ -258,6 +258,7 @@ static enum status run_in(struct cuda_backend *be, const struct op *ops,
         .up = matrix_of(&in->part[PART_UP].w),
         .route_blocks = (int32_t)route_blocks,
         .mid_blocks = (int32_t)mid_blocks,
+        .share_blocks = has_share,
         .width = (int32_t)swiglu->out.cols,
         .gate_round = (int32_t)in->part[PART_GATE].out.round,
         .up_round = (int32_t)in->part[PART_UP].out.round,
@@ -273,6 +274,11 @@ static enum status run_in(struct cuda_backend *be, const struct op *ops,
     if (has_share) {
         args.share = matrix_of(&in->part[PART_SHARE].w);
         args.share_out = in->part[PART_SHARE].out.data;
+    }
+    if (next) {
+        args.next = matrix_of(next);
+        args.next_logits = next_logits;
+        grid.x += (unsigned)route_blocks;
     }
     variant += norm->out.round == DTYPE_F16 ? ROW_VARIANTS : 0;
     return cuda_launch(be, &moe_family, MOE_IN + variant, grid, &args, err);
@@ -294,7 +300,9 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
         .layer = ops[CHECK].layer,
         .bad_layer = shape->view.bad_layer,
     };
-    bool has_home = ops[EXPERTS].u.experts.home != NULL;
+    bool has_home = ops[EXPERTS].u.experts.home != NULL, is_one;
+    const struct weight *next = NULL;
+    float *next_logits = NULL;
     size_t gate_kernel = MOE_GATE + half, down_kernel = MOE_DOWN + half;
     struct cuda_grid grid[2], one = {.x = 1, .threads = MOE_THREADS};
     enum status rc = cuda_experts_decode(be, &ops[EXPERTS], op_data[EXPERTS], shape,
@@ -303,7 +311,8 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
     (void)state;
     down.experts = gate.experts;
     down.experts.out = add->x.data;
-    if (rc == OK && is_for_one(&gate.experts)) {
+    is_one = rc == OK && is_for_one(&gate.experts);
+    if (is_one) {
         gate_kernel = MOE_GATE_ONE + half;
         down_kernel = MOE_DOWN_ONE + half;
         grid[0].x = ONE_WIDTH / EXPERTS_DECODE_COLS;
@@ -313,22 +322,30 @@ static enum status moe_run(struct cuda_backend *be, const struct op *ops, void *
     if (has_home) {
         choose.has_home = 1;
         choose.home = cuda_offload_args(be, &ops[EXPERTS], shape);
+        choose.home.away = is_one ? cuda_offload_away(be) : NULL;
+        gate.away = down.away = choose.home.away;
         down.join = cuda_offload_join(be, &ops[EXPERTS]);
+        next = cuda_offload_next_router(be, &ops[EXPERTS], shape, &next_logits);
+        next = next && weight_fits(next) ? next : NULL;
     }
     if (rc == OK) {
-        rc = run_in(be, ops, &choose.route, shape, err);
+        rc = run_in(be, ops, &choose.route, shape, next, next_logits, err);
     }
     if (rc == OK && has_home) {
-        rc = cuda_offload_before(be, &ops[EXPERTS], shape, err);
+        rc = next ? cuda_offload_join_ahead(be, err)
+                  : cuda_offload_before(be, &ops[EXPERTS], shape, err);
     }
     if (rc == OK) {
         rc = cuda_launch(be, &moe_family, MOE_CHOOSE, one, &choose, err);
     }
-    if (rc == OK && has_home) {
+    if (rc == OK && has_home && !is_one) {
         rc = cuda_offload_fetch(be, &ops[EXPERTS], shape, err);
     }
     if (rc == OK) {
         rc = cuda_launch(be, &moe_family, gate_kernel, grid[0], &gate, err);
+    }
+    if (rc == OK && has_home && is_one) { /* not beside what gate fetches */
+        rc = cuda_offload_fork_ahead(be, &ops[EXPERTS], shape, err);
     }
     return rc == OK ? cuda_launch(be, &moe_family, down_kernel, grid[1], &down, err) : rc;
 }

@@ -3,7 +3,8 @@
  * Place:  backend/cuda.
  * Layer:  of a small step that runs op by op: experts_resolve looks the choices up and says who computes
  *         what, experts_fetch copies experts into slots, then the experts' own kernels, then experts_join
- *         adds what the CPU computed. cuda_fuse_moe.c does the first and the last inside its own kernels.
+ *         adds what the CPU computed. cuda_fuse_moe.c does the first and the last inside its own kernels, and of
+ *         one row the copies too.
  * Log:    counts | choices [layers][rows][top_k] | insertions. */
 #include "backend/cuda/cuda_offload.h"
 
@@ -76,8 +77,8 @@ static enum status home_check(const struct expert_home *home, struct error *err)
 
 /* What the tables' memory is cut into. */
 struct cut {
-    size_t slot_of, owner, matrices, blocks, list, resolved, posted, asked, arrived, ahead_list,
-        next, logits, n_bytes;
+    size_t slot_of, owner, matrices, blocks, list, resolved, away, posted, asked, arrived,
+        ahead_list, next, logits, n_bytes;
 };
 
 static bool cut_add(struct cut *c, size_t *at, size_t rows, size_t each)
@@ -100,6 +101,7 @@ static bool tables_cut(struct cut *c, const struct expert_home *home)
            cut_add(c, &c->blocks, home->n_layers, sizeof(uint8_t *)) &&
            cut_add(c, &c->list, 1, sizeof(struct offload_list)) &&
            cut_add(c, &c->resolved, EXPERT_HOME_PAIRS, sizeof(int32_t)) &&
+           cut_add(c, &c->away, EXPERT_HOME_PAIRS, sizeof(int64_t)) &&
            cut_add(c, &c->posted, 1, sizeof(int32_t)) &&
            cut_add(c, &c->asked, home->n_layers, sizeof(uint32_t)) &&
            cut_add(c, &c->arrived, home->n_layers, sizeof(uint32_t)) &&
@@ -134,6 +136,7 @@ static void pool_fill(struct cuda_offload *o, const struct cut *c)
     }
     o->list = (struct offload_list *)(void *)(tables + c->list);
     o->resolved = (int32_t *)(void *)(tables + c->resolved);
+    o->away = (int64_t *)(void *)(tables + c->away);
     o->posted = (int32_t *)(void *)(tables + c->posted);
     o->asked = (uint32_t *)(void *)(tables + c->asked);
     o->arrived = (uint32_t *)(void *)(tables + c->arrived);
@@ -428,6 +431,11 @@ void *cuda_offload_table(const struct cuda_backend *be, const struct op *op)
 const int32_t *cuda_offload_resolved(const struct cuda_backend *be)
 {
     return be->own->offload.resolved;
+}
+
+int64_t *cuda_offload_away(const struct cuda_backend *be)
+{
+    return be->own->offload.away;
 }
 
 static struct parts device_parts(const struct cuda_backend *be)

@@ -18,6 +18,7 @@ struct cuda_offload {
     /* In `tables`, which each layer in turn uses: */
     struct offload_list *list;
     int32_t *resolved, *posted;
+    int64_t *away;             /* [EXPERT_HOME_PAIRS] see struct offload_args */
     uint32_t *asked, *arrived; /* [n_layers] see struct offload_join */
     /* On the host: mail, x [n_layers][EXPERT_HOME_ROWS][hidden], y likewise. */
     struct expert_mail *mail;
@@ -81,8 +82,17 @@ void *cuda_offload_table(const struct cuda_backend *be, const struct op *op);
 /* The choices of a small step that are left to the card: [rows][top_k], -1 where it has none. */
 const int32_t *cuda_offload_resolved(const struct cuda_backend *be);
 
+/* For kernels that fetch for themselves: [rows][top_k], see struct offload_args. */
+int64_t *cuda_offload_away(const struct cuda_backend *be);
+
+/* The next layer's router, where its logits for this layer's input are wanted, and where they go
+ * ([rows][n_experts]); NULL: not wanted. Who computes them calls cuda_offload_join_ahead() instead of before(). */
+const struct weight *cuda_offload_next_router(const struct cuda_backend *be, const struct op *op,
+                                              const struct cuda_shape *shape, float **logits);
+
 /* For the launches around an op's kernels in a small step: before() comes before what resolves, which
- * is cuda_offload_resolve() unless a kernel of others does so. */
+ * is cuda_offload_resolve() unless a kernel of others does so. fetch() also asks for what the next layer is
+ * predicted to need; whose kernels fetch for themselves (struct offload_args) call fork_ahead() after them. */
 enum status cuda_offload_before(struct cuda_backend *be, const struct op *op,
                                 const struct cuda_shape *shape, struct error *err);
 struct offload_args cuda_offload_args(const struct cuda_backend *be, const struct op *op,

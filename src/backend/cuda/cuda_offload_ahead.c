@@ -7,6 +7,8 @@
  *             stream   .. predict | resolve | fetch | experts | next mixer | predict | resolve | ..
  *             branch                             \ ahead | fetch .......... .......... /
  *
+ *         Kernels for one row fetch for themselves and predict in moe_in.cu: there the branch leaves after gate and
+ *         up, and takes turns on the link with what down still brings in.
  *         Captured steps hold both. Tables change in one order, whichever way a step runs: resolve and
  *         experts_ahead never run at the same time. Logits are made on the first stream, as nobody promises
  *         that a layer's input outlives the layer; two layers' in turn, as the branch reads them later. */
@@ -111,6 +113,15 @@ static float *logits_of(const struct cuda_backend *be, const struct op *op)
     const struct cuda_offload *o = &be->own->offload;
 
     return o->logits + op->u.experts.home_layer % 2 * EXPERT_HOME_ROWS * o->home->n_experts;
+}
+
+const struct weight *cuda_offload_next_router(const struct cuda_backend *be, const struct op *op,
+                                              const struct cuda_shape *shape, float **logits)
+{
+    struct next_layer next = next_of(be, op, shape);
+
+    *logits = logits_of(be, op);
+    return next.experts && next.is_predicted ? &next.route->u.route.router : NULL;
 }
 
 /* ---- a layer ---- */

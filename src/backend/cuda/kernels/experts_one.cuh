@@ -126,6 +126,23 @@ DEVICE void one_scales_load(struct one_scales *s, const void *scales, const uint
     }
 }
 
+/* The same back, to where one_scales_load() would find them. */
+DEVICE void one_scales_store(const struct one_scales *s, const void *scales, const uint8_t *zeros,
+                             int at, int n_groups)
+{
+    int below = at + 8 * n_groups;
+    uint8_t *z = (uint8_t *)(uintptr_t)zeros;
+
+    *(uint32_t *)((uint16_t *)(uintptr_t)scales + at) = s->scale[0];
+    *(uint32_t *)((uint16_t *)(uintptr_t)scales + below) = s->scale[1];
+    if (z) {
+        z[at] = (uint8_t)s->zeros;
+        z[at + 1] = (uint8_t)(s->zeros >> 8);
+        z[below] = (uint8_t)(s->zeros >> 16);
+        z[below + 1] = (uint8_t)(s->zeros >> 24);
+    }
+}
+
 /* acc[h] += two chunks of 16 weight rows times x; sum: of the chunks of x. */
 template <int TYPE>
 DEVICE void one_add(float acc[2], const uint4 block[2][2], const struct one_scales *s,

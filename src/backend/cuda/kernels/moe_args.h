@@ -2,7 +2,7 @@
  *
  * Place: backend/cuda/kernels; C and device code. Filled by cuda_fuse_moe.c.
  * Order: moe_in_*    norm, the router's logits; beside them the shared expert up to its product
- *        moe_choose  the choice; with a home (expert_home.h) experts_fetch follows
+ *        moe_choose  the choice; with a home (expert_home.h) experts_fetch follows, but for one row
  *        moe_gate_*  gate and up of the chosen experts
  *        moe_down_*  the experts' down, the shared expert's, the sums, the check
  * One:   moe_gate_one_* and moe_down_one_* are for one row, see cuda_fuse_moe.c */
@@ -35,17 +35,19 @@ struct moe_matrix {
 };
 
 /* Blocks: first route_blocks of MOE_WARPS experts, then mid_blocks of MOE_MID_COLS columns, then one for the
- * shared gate if there is one. Dynamic shared memory: the norm's weight, then `rows` rows of 16-bit inputs. */
+ * shared gate if there is one, then again route_blocks for the next layer's router if it is wanted. Dynamic shared memory: the norm's weight, then `rows` rows of 16-bit inputs. */
 struct moe_in_args {
     struct route_args route; /* .in: the residual */
     const float *norm;       /* [n_in] */
     float eps;
     float *u; /* [rows][n_in] the normed rows */
     struct moe_matrix router, gate, up, share;
-    int32_t route_blocks, mid_blocks;
+    struct moe_matrix next; /* the next layer's router, for what is fetched ahead */
+    int32_t route_blocks, mid_blocks, share_blocks;
     int32_t width, gate_round, up_round, mid_round;
-    float *mid;       /* [rows][width] */
-    float *share_out; /* [rows] before the sigmoid */
+    float *mid;         /* [rows][width] */
+    float *share_out;   /* [rows] before the sigmoid */
+    float *next_logits; /* [rows][n_experts] */
 };
 
 /* One block; a warp per row. */
@@ -58,11 +60,13 @@ struct moe_choose_args {
 /* As experts_gate_up_decode_*; moe_gate_one_*: blocks of (EXPERTS_DECODE_COLS columns, choices). */
 struct moe_gate_args {
     struct experts_args experts;
+    const int64_t *away; /* of kernels for one row: see offload_args.h; NULL: nothing is fetched */
 };
 
 /* Blocks of EXPERTS_DECODE_COLS columns. */
 struct moe_down_args {
     struct experts_args experts; /* .out: the residual, += */
+    const int64_t *away;         /* as above */
     struct moe_matrix down;
     struct offload_join join;
     const float *mid;   /* [rows][shared_width] */

@@ -173,7 +173,11 @@ MOE_DOWN(moe_down_f16, DTYPE_F16)
 
 /* --- one row --- */
 
-enum { ONE_CHUNKS = ONE_WIDTH / EXPERTS_CHUNK };
+enum {
+    ONE_CHUNKS = ONE_WIDTH / EXPERTS_CHUNK,
+    ROW_PIECES = ONE_CHUNKS * CHUNK_BYTES / 16,
+    ONE_PIECES = EXPERTS_DECODE_COLS * ROW_PIECES, /* of a block's weight rows of an expert */
+};
 
 struct one_shared {
     uint4 block[ONE_WARPS][ONE_CHUNKS][PART_UNITS]; /* what a warp has of its pair's expert */
@@ -191,6 +195,24 @@ DEVICE int one_expert(const struct experts_args *a, int pair)
     return expert < a->n_experts ? expert : -1;
 }
 
+/* The weight row of a matrix whose scales this thread has; another is 8 below. */
+DEVICE int one_down_row(void)
+{
+    return (int)blockIdx.x * EXPERTS_DECODE_COLS + (int)threadIdx.x % WARP / 4;
+}
+
+/* From the slot of the pair's expert to where it is fetched from; 0: it is there, or there is none. */
+DEVICE int64_t one_away(const struct moe_down_args *a, int pair)
+{
+    return a->away && pair < a->experts.top_k ? a->away[pair] : 0;
+}
+
+/* The block's weight rows of an expert: they lie one after the other. */
+DEVICE const uint8_t *one_down_rows(const struct experts_args *a, int expert)
+{
+    return down_of(a, expert)->data + (size_t)blockIdx.x * (ONE_PIECES * 16);
+}
+
 /* Weights come into shared memory: registers are the shared expert's until it is done. */
 DEVICE void one_down_load(uint4 block[ONE_CHUNKS][PART_UNITS], const struct experts_args *a,
                           int expert)
@@ -204,15 +226,51 @@ DEVICE void one_down_load(uint4 block[ONE_CHUNKS][PART_UNITS], const struct expe
     copy_commit();
 }
 
-DEVICE void one_down_scales(struct one_scales scales[ONE_CHUNKS / 2], const struct experts_args *a,
-                            int expert)
+/* Where piece i of the warp's weight rows, in the order in which they lie in memory, is in `block`. */
+DEVICE uint4 *one_place(uint4 block[ONE_CHUNKS][PART_UNITS], int i)
 {
-    const struct experts_matrix *m = down_of(a, expert);
-    int row = (int)blockIdx.x * EXPERTS_DECODE_COLS + (int)threadIdx.x % WARP / 4;
+    return &block[i % ROW_PIECES / 4][i / ROW_PIECES * 4 + i % 4];
+}
+
+/* The same from the host, in the order that a link likes. */
+DEVICE void one_down_fetch(uint4 block[ONE_CHUNKS][PART_UNITS], const uint8_t *from)
+{
+    UNROLL
+    for (int i = (int)threadIdx.x % WARP; i < ONE_PIECES; i += WARP) {
+        copy16_async(one_place(block, i), from + 16 * i, true);
+    }
+    copy_commit();
+}
+
+/* What was fetched stays in the slot. Not before other kernels' turn is over: depend_wait(). */
+DEVICE void one_down_keep(uint8_t *to, uint4 block[ONE_CHUNKS][PART_UNITS],
+                          const struct one_scales scales[ONE_CHUNKS / 2],
+                          const struct experts_matrix *m)
+{
+    int lane = (int)threadIdx.x % WARP;
+
+    UNROLL
+    for (int i = lane; i < ONE_PIECES; i += WARP) {
+        *(uint4 *)(to + 16 * i) = *one_place(block, i);
+    }
+    if (lane % 4 == 0) {
+        UNROLL
+        for (int i = 0; i < ONE_CHUNKS / 2; i++) {
+            one_scales_store(&scales[i], m->scales, m->zeros, one_down_row() * ONE_CHUNKS + 2 * i,
+                             ONE_CHUNKS);
+        }
+    }
+}
+
+DEVICE void one_down_scales(struct one_scales scales[ONE_CHUNKS / 2],
+                            const struct experts_matrix *m, int64_t away)
+{
+    const uint8_t *zeros = m->zeros ? m->zeros + away : NULL;
 
     UNROLL
     for (int i = 0; i < ONE_CHUNKS / 2; i++) {
-        one_scales_load(&scales[i], m->scales, m->zeros, row * ONE_CHUNKS + 2 * i, ONE_CHUNKS);
+        one_scales_load(&scales[i], (const uint8_t *)m->scales + away, zeros,
+                        one_down_row() * ONE_CHUNKS + 2 * i, ONE_CHUNKS);
     }
 }
 
@@ -281,10 +339,14 @@ DEVICE int one_down_start(struct one_shared *s, struct one_scales scales[ONE_CHU
 {
     const struct experts_args *e = &a->experts;
     int tid = (int)threadIdx.x, expert;
+    int64_t away;
 
     prefetch_columns(&a->down);
     expert = one_expert(e, tid / WARP);
-    if (expert >= 0) {
+    away = one_away(a, tid / WARP);
+    if (away != 0) {
+        one_down_fetch(s->block[tid / WARP], one_down_rows(e, expert) + away);
+    } else if (expert >= 0) {
         one_down_load(s->block[tid / WARP], e, expert);
     }
     if (tid < EXPERTS_DECODE_COLS) {
@@ -299,7 +361,7 @@ DEVICE int one_down_start(struct one_shared *s, struct one_scales scales[ONE_CHU
     }
     shared_down_any(s->shared, a, 1);
     if (expert >= 0) {
-        one_down_scales(scales, e, expert);
+        one_down_scales(scales, down_of(e, expert), away);
     }
     return expert;
 }
@@ -315,6 +377,10 @@ template <int TYPE> DEVICE void down_one(const struct moe_down_args *a, struct o
         return;
     }
     one_down_product<TYPE>(s, scales, &a->experts, expert);
+    if (one_away(a, (int)threadIdx.x / WARP) != 0) {
+        one_down_keep((uint8_t *)(uintptr_t)one_down_rows(&a->experts, expert),
+                      s->block[threadIdx.x / WARP], scales, down_of(&a->experts, expert));
+    }
     block_sync();
     if (s->is_joined) {
         if (threadIdx.x == 0) {

@@ -4,6 +4,7 @@
  * Idea:  a warp has one row of a matrix, and all of it is on its way before the residual is ready: the whole
  *        launch is then as long as it takes to norm a row, which every block does for itself, and to multiply
  *        what has arrived. The shared expert's blocks run beside the router's.
+ * Ahead: where experts overflow, further blocks have the next layer's router (offload_ahead.cu).
  * Sums:  in float32 multiply-adds, as in route.cu. Normed rows are kept in the 16 bits that they are
  *        rounded to. */
 #include "backend/cuda/kernels/mma.cuh"
@@ -32,10 +33,14 @@ DEVICE struct moe_row row_of_warp(const struct moe_in_args *a)
         r.m = warp < MOE_MID_COLS ? &a->gate : &a->up;
         r.row = (block - a->route_blocks) * MOE_MID_COLS + warp % MOE_MID_COLS;
         r.exists = r.row < a->width;
-    } else {
+    } else if (block < a->route_blocks + a->mid_blocks + a->share_blocks) {
         r.m = &a->share;
         r.row = 0;
         r.exists = warp == 0;
+    } else {
+        r.m = &a->next;
+        r.row = (block - a->route_blocks - a->mid_blocks - a->share_blocks) * MOE_WARPS + warp;
+        r.exists = r.row < a->route.n_experts;
     }
     r.row = r.exists ? r.row : 0;
     return r;
@@ -310,10 +315,11 @@ DEVICE void moe_in(const struct moe_in_args *a, uint4 *dynamic, float *sums)
         if (row.exists) {
             sums_put<R>(a->share_out, 1, 0, sum, n_rows);
         }
-    } else if (row.m != &a->router) {
+    } else if (row.m == &a->gate || row.m == &a->up) {
         mid_finish<R>(a, sum, sums, n_rows);
     } else if (row.exists) {
-        sums_put<R>(a->route.logits, (size_t)a->route.n_experts, row.row, sum, n_rows);
+        sums_put<R>(row.m == &a->router ? a->route.logits : a->next_logits,
+                    (size_t)a->route.n_experts, row.row, sum, n_rows);
     }
 }
 

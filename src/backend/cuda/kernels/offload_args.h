@@ -3,6 +3,9 @@
  * Place: backend/cuda/kernels; C and device code. Filled by cuda_offload.c.
  * Order: of a small step's layer: choices, resolve (offload_resolve.cuh), experts_fetch, the experts' kernels
  *        over the resolved choices, and the CPU's part is added (offload_join.cuh).
+ * Away:  kernels for one row have no experts_fetch before them: what such a block reads of an expert that is to
+ *        be fetched, it reads from the host and leaves in the slot. All bytes of a matrix are read by just one
+ *        block; so the link is busy while resident experts are computed.
  * Ahead: where experts are fetched ahead, experts_predict before the layer is resolved; and after its
  *        experts_fetch, beside all that follows up to the next layer's choices, experts_ahead and an
  *        experts_fetch of its own (offload_ahead.cu). */
@@ -84,7 +87,9 @@ struct offload_args {
     struct offload_next *next;
     const int32_t *idx; /* [rows][top_k] the choices */
     const float *prob;
-    int32_t *resolved;        /* [rows][top_k] the choices that the card computes; others are -1 */
+    int32_t *resolved; /* [rows][top_k] the choices that the card computes; others are -1 */
+    int64_t *
+        away; /* [rows][top_k] from slot to host, of misses that get a slot; else 0. NULL: experts_fetch follows */
     int32_t *posted;          /* how many pairs the CPU has */
     const float *x;           /* [rows][hidden] */
     struct expert_mail *mail; /* the layer's, and its x */

@@ -204,6 +204,15 @@ DEVICE void miss_fetch(const struct resolve_shared *s, const struct offload_args
     a->insertions[at].is_ahead = AHEAD;
 }
 
+/* From the slot that the miss gets to its block on the host. */
+DEVICE int64_t miss_away(const struct resolve_shared *s, const struct offload_args *a, int miss,
+                         int expert)
+{
+    const uint8_t *to = a->pool.slots + (size_t)s->taken[miss] * a->pool.block_bytes;
+
+    return (int64_t)((uintptr_t)home_block(&a->pool, a->layer, expert) - (uintptr_t)to);
+}
+
 /* The box is filled and sent; n_rows is 0 when the CPU has nothing to do. `posted` and n_rows lie side by
  * side and are written as one. */
 DEVICE void mail_post(const struct offload_args *a, int n_rows)
@@ -235,6 +244,7 @@ DEVICE void resolve(struct resolve_shared *s, const struct offload_args *a, cons
 {
     int tid = (int)threadIdx.x, n_rows = max(0, min(*a->n_rows, (int)EXPERT_HOME_ROWS));
     int n_pairs = n_rows * a->top_k, n_cpu;
+    int64_t away = 0;
 
     if (tid < n_pairs) {
         a->log_idx[(size_t)a->layer * (size_t)n_pairs + (size_t)tid] = idx[tid];
@@ -257,6 +267,9 @@ DEVICE void resolve(struct resolve_shared *s, const struct offload_args *a, cons
         bool is_cpu = a->has_cpu && miss >= s->n_taken;
 
         a->resolved[tid] = is_cpu ? -1 : expert;
+        if (miss != NOT_MISSING && miss < s->n_taken) {
+            away = miss_away(s, a, miss, expert);
+        }
         if (n_cpu > 0) {
             a->mail->idx[tid] = is_cpu ? expert : -1;
             a->mail->prob[tid] = prob[tid];
@@ -264,6 +277,9 @@ DEVICE void resolve(struct resolve_shared *s, const struct offload_args *a, cons
         if (s->miss[tid] != NOT_MISSING && s->miss[tid] < s->n_taken) {
             miss_fetch<false>(s, a, tid);
         }
+    }
+    if (a->away && tid < EXPERT_HOME_PAIRS) { /* also of rows that are not there */
+        a->away[tid] = away;
     }
     if (tid == 0) {
         *a->posted = n_cpu;
