@@ -13,9 +13,10 @@
 enum { PAIRS_MAX = MOE_ROWS_MAX * ROUTE_TOP_K_MAX };
 
 /* The choices of all rows to where the op's are. Ends with a barrier. */
-DEVICE void choices_put(const struct route_args *a, const int32_t *idx, const float *prob)
+DEVICE void choices_put(const struct route_args *a, const int32_t *idx, const float *prob,
+                        int n_rows)
 {
-    int n = min(a->view.counts[STEP_ROWS], (int)MOE_ROWS_MAX) * a->top_k;
+    int n = n_rows * a->top_k;
 
     block_sync();
     for (int i = (int)threadIdx.x; i < n; i += MOE_THREADS) {
@@ -31,13 +32,14 @@ KERNEL(moe_choose, moe_choose_args, MOE_THREADS, 1)
     SHARED float prob[PAIRS_MAX];
     SHARED struct resolve_shared shared;
     int row = (int)threadIdx.x / WARP, at = row * a.route.top_k;
+    int n_rows = min(a.route.view.counts[STEP_ROWS], (int)MOE_ROWS_MAX); /* known before */
 
     depend_wait();
     depend_launch();
-    if (row < a.route.view.counts[STEP_ROWS]) {
+    if (row < n_rows) {
         choose_any(idx + at, prob + at, &a.route, row, 1);
     }
-    choices_put(&a.route, idx, prob);
+    choices_put(&a.route, idx, prob, n_rows);
     if (a.has_home) {
         resolve(&shared, &a.home, idx, prob);
     }
