@@ -139,7 +139,8 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
     const struct model_offload *offload = m->options.offload;
     struct weights_target target = {.be = m->be,
                                     .all_stay = offload && !offload->may_overflow,
-                                    .stays = offload ? offload->may_overflow : NULL};
+                                    .stays = offload ? offload->may_overflow : NULL,
+                                    .folder = offload ? offload->folder : NULL};
     struct state_shape shape;
     enum status rc = state_shape_of(&shape, &m->spec, &m->dtypes, err);
 

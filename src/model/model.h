@@ -34,6 +34,8 @@ struct model_offload {
     /* [model layers] whose experts are in host memory and share the slots; NULL: all layers that have
      * experts. The others are on the device. */
     const bool *may_overflow;
+    const char
+        *folder; /* their experts are in a file in it (base/file_memory.h); NULL: in memory */
     struct backend
         *cpu; /* computes misses, nothing else from then on; outlives the model. NULL: with
                             EXPERT_MISS_FETCH only */

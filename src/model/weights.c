@@ -8,6 +8,8 @@
  * Pass:  arenas that go to a device are written to the same memory one after the other, each sent when
  *        its last job is done: to let the kernel clear pages for all of them would take longer than
  *        the packing itself, and the host need not have room for what the device holds.
+ * File:  arenas in a file are written to the disk one by one, each while the next is filled, so that no more than
+ *        two of them are ever in memory that cannot be given to others.
  * Cost:  a job unpacks rows into a buffer of bytes and packs them again; that is one extra pass through
  *        the cache, and keeps the file's format and the kernels' format apart. */
 #include "model/weights.h"
@@ -48,6 +50,7 @@ struct loader {
         float *scales;
     } * scratch; /* one per thread */
     size_t n_scratch;
+    const struct expert_arena *flushed; /* the last one that is on its way to the disk, or NULL */
 };
 
 /* ---- places in the block ---- */
@@ -349,21 +352,21 @@ static size_t job_bytes(const struct loader *l, const struct job *job)
     return job->n_rows * weight_row_bytes(&l->w->matrices[job->matrix]);
 }
 
-/* ---- arenas that pass ---- */
+/* ---- arenas that pass, or lie in a file ---- */
 
 static size_t arena_end(const struct expert_arena *a)
 {
     return (size_t)a->expert0 + 3 * a->n_experts;
 }
 
-/* The passing arena that the matrix is in, or NULL. *stop: the first matrix for which that is not so. */
+/* The arena of that kind that the matrix is in, or NULL. *stop: the first matrix for which that is not so. */
 static struct expert_arena *arena_at(const struct loader *l, size_t matrix, size_t *stop)
 {
     *stop = SIZE_MAX;
     for (size_t i = 0; i < l->w->n_arenas; i++) {
         struct expert_arena *a = &l->w->arenas[i];
 
-        if (!a->passes) {
+        if (!a->passes && !a->in_file) {
             continue;
         }
         if (matrix >= (size_t)a->expert0 && matrix < arena_end(a)) {
@@ -396,6 +399,24 @@ static enum status arena_send(struct loader *l, struct expert_arena *a, struct p
     return OK;
 }
 
+static enum status flush(struct loader *l, const struct expert_arena *a, bool must_end,
+                         struct error *err)
+{
+    return a ? file_memory_flush(&l->w->file, a->base, a->block.n_bytes * a->n_experts, must_end,
+                                 err)
+             : OK;
+}
+
+/* The arena is filled; the one before it must have arrived. */
+static enum status arena_flush(struct loader *l, const struct expert_arena *a, struct error *err)
+{
+    enum status rc = flush(l, a, false, err);
+
+    rc = rc == OK ? flush(l, l->flushed, true, err) : rc;
+    l->flushed = a;
+    return rc;
+}
+
 static enum status jobs_run(struct loader *l, struct pool *pool, struct progress *progress,
                             struct error *err)
 {
@@ -422,10 +443,11 @@ static enum status jobs_run(struct loader *l, struct pool *pool, struct progress
         l->round0 = i;
         pool_run(pool, n, 1, round_run, l);
         if (a && (i + n == l->n_jobs || l->jobs[i + n].matrix >= stop)) {
-            rc = arena_send(l, a, pool, err);
+            rc = a->passes ? arena_send(l, a, pool, err) : arena_flush(l, a, err);
         }
         progress_update(progress, done);
     }
+    rc = rc == OK ? flush(l, l->flushed, true, err) : rc;
     progress_finish(progress);
     return rc;
 }

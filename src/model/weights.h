@@ -15,6 +15,7 @@
 #include "backend/expert_block.h"
 #include "backend/weight.h"
 #include "base/buf.h"
+#include "base/file_memory.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/status.h"
@@ -37,6 +38,7 @@ struct expert_arena {
     bool passes; /* goes to the device: base is model_weights.passing until then */
     size_t n_experts;
     matrix_slot expert0; /* as in moe_spec: tells whose experts these are */
+    bool in_file;        /* base is in model_weights.file: a device cannot read it where it lies */
     /* Of weights_overflow.h: the experts stay in host memory, where the device reads them. */
     bool stays;
     bool is_pinned; /* base is ours and pinned by the device; else it is of the device's host_new */
@@ -50,6 +52,7 @@ struct model_weights {
     size_t block_bytes;
     struct expert_arena *arenas; /* one for each layer whose experts are quantised alike */
     size_t n_arenas;
+    struct file_memory file;     /* of arenas that stay in one; base NULL: none do */
     uint8_t *passing;            /* while loading: what arenas on their way to the device share */
     const uint8_t **overflowing; /* [those that stay] -> their base */
     /* Of weights_overflow.h: the input embedding, when it stays in host memory; NULL: it is where the
@@ -73,6 +76,8 @@ struct weights_target {
     struct backend *be;
     bool all_stay;     /* in host memory, for weights_overflow.h */
     const bool *stays; /* or [spec->n_layers] whose experts do; NULL: none */
+    /* What stays is in a file in this folder, for hosts with little memory; NULL: in memory. */
+    const char *folder;
 };
 
 /* Borrows ck for as long as the weights live. pool may be NULL (then one thread repacks). *out is
@@ -92,6 +97,10 @@ void weights_device_write(struct backend *be, uint8_t *device, const void *host,
 
 /* The arena that these experts (moe_spec.expert0) are in; NULL: none. */
 struct expert_arena *weights_arena_of(const struct model_weights *w, matrix_slot expert0);
+
+/* What a file of weights_target.folder needs for so many layers with experts of layer_bytes. SIZE_MAX: more
+ * than can be addressed. */
+size_t weights_file_bytes(size_t n_layers, size_t layer_bytes);
 
 /* Lines for print-outs: matrices and bytes by class and form; what was skipped. */
 void weights_print_classes(const struct model_weights *w, const struct model_spec *spec,

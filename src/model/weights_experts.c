@@ -4,7 +4,9 @@
  * Idea:  what the sources say decides the shape before anything is allocated. A layer in which one expert
  *        differs (kept plain, another group, another order) gets no arena: a block's address must
  *        follow from the expert's number.
- * Pages: arenas are gigabytes that are read at random by expert, so they ask for huge pages. */
+ * Pages: arenas are gigabytes that are read at random by expert, so they ask for huge pages.
+ * File:  arenas that stay may lie in one file instead, of which the kernel keeps in memory what is in use. All
+ *        its space is set aside before anything is read. */
 #include "model/weights_experts.h"
 
 #include <stdlib.h>
@@ -81,20 +83,25 @@ static enum status no_memory(size_t n_bytes, struct error *err)
                      n_bytes >> 20);
 }
 
+enum arena_place { ARENA_OWN, ARENA_PASSES, ARENA_IN_FILE };
+
 static enum status arena_make(struct model_weights *w, const struct moe_spec *moe,
-                              const struct expert_shape *shape, bool passes, struct error *err)
+                              const struct expert_shape *shape, enum arena_place place,
+                              struct error *err)
 {
     struct expert_arena *a = &w->arenas[w->n_arenas];
     size_t n_bytes;
 
-    *a = (struct expert_arena){
-        .n_experts = moe->n_experts, .expert0 = moe->expert0, .passes = passes};
+    *a = (struct expert_arena){.n_experts = moe->n_experts,
+                               .expert0 = moe->expert0,
+                               .passes = place == ARENA_PASSES,
+                               .in_file = place == ARENA_IN_FILE};
     if (!expert_block_init(&a->block, shape) ||
         !size_mul(&n_bytes, a->block.n_bytes, moe->n_experts)) {
         return error_set(err, ERR_LIMIT, "the experts of a layer are too large to address");
     }
-    a->base = passes ? NULL : huge_new(n_bytes);
-    if (!passes && !a->base) {
+    a->base = place == ARENA_OWN ? huge_new(n_bytes) : NULL;
+    if (place == ARENA_OWN && !a->base) {
         return no_memory(n_bytes, err);
     }
     w->n_arenas++;
@@ -122,21 +129,67 @@ static enum status passing_make(struct model_weights *w, struct error *err)
     return OK;
 }
 
+size_t weights_file_bytes(size_t n_layers, size_t layer_bytes)
+{
+    size_t each, n_bytes;
+
+    return size_align(&each, layer_bytes, FILE_MEMORY_ALIGN) && size_mul(&n_bytes, each, n_layers)
+               ? n_bytes
+               : SIZE_MAX; /* which no disk has */
+}
+
+/* One file for all that are in one. */
+static enum status file_make(struct model_weights *w, const char *folder, struct error *err)
+{
+    size_t used = 0, total = 0;
+    enum status rc;
+
+    for (size_t i = 0; i < w->n_arenas; i++) {
+        if (w->arenas[i].in_file &&
+            !size_add(&total, total, weights_file_bytes(1, arena_bytes(&w->arenas[i])))) {
+            return error_set(err, ERR_LIMIT, "the experts are too large to address");
+        }
+    }
+    if (total == 0) {
+        return OK;
+    }
+    rc = file_memory_open(&w->file, folder, total, err);
+    if (rc != OK) {
+        error_prefix(err, "experts that overflow");
+        return rc;
+    }
+    for (size_t i = 0; i < w->n_arenas; i++) {
+        struct expert_arena *a = &w->arenas[i];
+
+        if (a->in_file) {
+            a->base = w->file.base + used;
+            used += weights_file_bytes(1, arena_bytes(a));
+        }
+    }
+    return OK;
+}
+
 static enum status place_block(struct model_weights *w, const struct block_spec *block,
                                const struct model_spec *spec, const struct binding *bound,
-                               bool passes, struct error *err)
+                               enum arena_place place, struct error *err)
 {
     struct expert_shape shape;
 
     if (block->kind != BLOCK_MOE || !layer_shape(&shape, &block->u.moe, spec, bound)) {
         return OK;
     }
-    return arena_make(w, &block->u.moe, &shape, passes, err);
+    return arena_make(w, &block->u.moe, &shape, place, err);
 }
 
-static bool layer_passes(const struct weights_target *to, size_t layer)
+static enum arena_place layer_place(const struct weights_target *to, size_t layer)
 {
-    return to->be->ops->begin && !to->all_stay && !(to->stays && to->stays[layer]);
+    if (!to->be->ops->begin) { /* it computes where they are */
+        return ARENA_OWN;
+    }
+    if (!to->all_stay && !(to->stays && to->stays[layer])) {
+        return ARENA_PASSES;
+    }
+    return to->folder ? ARENA_IN_FILE : ARENA_OWN;
 }
 
 enum status weights_place_experts(struct model_weights *w, bool *is_placed,
@@ -155,11 +208,12 @@ enum status weights_place_experts(struct model_weights *w, bool *is_placed,
             const struct branch_spec *branch = &spec->layers[l].branches[b];
 
             for (size_t i = 0; rc == OK && i < branch->n_blocks; i++) {
-                rc = place_block(w, &branch->blocks[i], spec, bound, layer_passes(to, l), err);
+                rc = place_block(w, &branch->blocks[i], spec, bound, layer_place(to, l), err);
             }
         }
     }
     rc = rc == OK ? passing_make(w, err) : rc;
+    rc = rc == OK ? file_make(w, to->folder, err) : rc;
     for (size_t i = 0; rc == OK && i < w->n_arenas; i++) {
         const struct expert_arena *a = &w->arenas[i];
 
@@ -176,7 +230,7 @@ void weights_release_experts(struct model_weights *w)
     for (size_t i = 0; i < w->n_arenas; i++) {
         struct expert_arena *a = &w->arenas[i];
 
-        if (a->passes) {
+        if (a->passes || a->in_file) {
             continue;
         }
         if (a->stays && !a->is_pinned) {
@@ -188,6 +242,7 @@ void weights_release_experts(struct model_weights *w)
         }
         free(a->base);
     }
+    file_memory_close(&w->file);
     free(w->arenas);
     free(w->overflowing);
     w->arenas = NULL;
