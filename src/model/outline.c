@@ -154,6 +154,30 @@ static size_t rewritten_bytes(const struct outliner *b)
     return sum;
 }
 
+/* Bytes of copies that loading makes of what goes to a device with the block. */
+static size_t copied_bytes(const struct outliner *b)
+{
+    const struct model_spec *spec = &b->m->spec;
+    size_t sum = 0;
+
+    for (size_t i = 0; i < spec->n_matrices; i++) {
+        bool is_block = b->m->has_blocks && spec->matrices[i].weight_class == CLASS_EXPERT;
+
+        sum += b->is_rewritten[i] && !is_block ? weight_bytes(&b->m->weights.matrices[i]) : 0;
+    }
+    return sum;
+}
+
+static size_t int8_bytes(const struct model_weights *w, const struct model_spec *spec)
+{
+    size_t sum = w->tied_head.kind == WEIGHT_INT8 ? weight_bytes(&w->tied_head) : 0;
+
+    for (size_t i = 0; i < spec->n_matrices; i++) {
+        sum += w->matrices[i].kind == WEIGHT_INT8 ? weight_bytes(&w->matrices[i]) : 0;
+    }
+    return sum;
+}
+
 static size_t all_bytes(const struct model_weights *w, const struct model_spec *spec)
 {
     size_t sum = w->tied_head.kind != WEIGHT_NONE ? weight_bytes(&w->tied_head) : 0;
@@ -192,10 +216,14 @@ static void sums_make(struct outliner *b, bool to_int8)
     struct model_outline *m = b->m;
     const struct model_spec *spec = &m->spec;
 
+    m->rewritten_bytes = m->vector_bytes + copied_bytes(b);
     if (to_int8) {
+        size_t before = int8_bytes(&m->weights, spec);
+
         m->original_bytes = rewritten_bytes(b);
         dense_quant_outline(&m->weights, spec);
         m->original_bytes -= rewritten_bytes(b);
+        m->rewritten_bytes += int8_bytes(&m->weights, spec) - before;
     } else {
         m->int8_saves = int8_would_save(b);
     }

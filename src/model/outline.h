@@ -30,6 +30,9 @@ struct model_outline {
     size_t vector_bytes;
     size_t int8_saves;     /* bytes that DENSE_QUANT_INT8 would save; 0 where it is chosen */
     size_t original_bytes; /* of rewritten matrices that became int8: loaded besides */
+    size_t
+        rewritten_bytes; /* in the host's memory until a device has them: copies that loading makes of
+                               matrices and vectors, without experts in blocks */
 
     /* Routed experts in blocks of one shape, if all layers with experts have that. */
     bool has_blocks;

@@ -31,6 +31,17 @@ static void check_ops(const struct model_outline *o, const struct model *m)
     assert_true(planned.flop == made.flop && planned.flop_quantised == made.flop_quantised);
 }
 
+/* Copies begin at borders, of which the outline knows nothing. */
+static void check_rewritten(const struct model_outline *o, const struct model *m)
+{
+    enum { BORDER = 64, PIECES = 4 };
+    size_t made = m->weights.block_bytes + m->weights.int8_bytes;
+    size_t most = BORDER * PIECES * (m->spec.n_matrices + m->spec.n_vectors + 1);
+
+    print_message("copies while loading: %zu, planned %zu\n", made, o->rewritten_bytes);
+    assert_true(o->rewritten_bytes <= made && made - o->rewritten_bytes <= most);
+}
+
 static void check(const char *dir, enum dense_quant quant)
 {
     const struct test_setup s = {.dense_quant = quant};
@@ -52,6 +63,7 @@ static void check(const char *dir, enum dense_quant quant)
     assert_int_equal(sum, model_weight_bytes(t.m));
     check_ops(&o, t.m);
     check_blocks(&o, t.m);
+    check_rewritten(&o, t.m);
     model_outline_release(&o);
     test_model_close(&t);
 }

@@ -13,7 +13,7 @@
 
 #include "base/size.h"
 
-enum { ADVICE_BYTES = 256, GROWTH_PARTS = 10 };
+enum { ADVICE_BYTES = 512, GROWTH_PARTS = 10 };
 
 static const double GIB = 1073741824.0;
 
@@ -282,16 +282,90 @@ static enum status check_slots(struct budget_plan *p, const struct budget_input 
     return OK;
 }
 
-static enum status check_host(const struct budget_plan *p, const struct budget_input *in,
+/* ---- the host ---- */
+
+static size_t host_need(const struct budget_plan *p, const struct budget_input *in)
+{
+    size_t n;
+
+    return size_add(&n, p->host_bytes, in->host_loading) ? n : SIZE_MAX;
+}
+
+/* Why there is no file instead, or what would allow one. */
+static void file_advice(char out[ADVICE_BYTES], const struct budget_input *in)
+{
+    double needed = (double)in->file_bytes / GIB, room = (double)in->file_bytes_max / GIB;
+
+    out[0] = '\0';
+    if (in->no_file) {
+        snprintf(out, ADVICE_BYTES, "; experts cannot be in a file: %s", in->no_file);
+    } else if (in->folder && in->file_bytes > in->file_bytes_max) {
+        snprintf(out, ADVICE_BYTES,
+                 "; a file of %.2f GiB for experts does not fit '%s', where %.2f GiB are free: "
+                 "--offload-folder names another folder",
+                 needed, in->folder, room);
+    } else if (in->folder && in->host == BUDGET_HOST_MEMORY) {
+        snprintf(out, ADVICE_BYTES, "; --offload-host auto puts %.2f GiB of experts in a file",
+                 needed);
+    }
+}
+
+static enum status refuse_host(const struct budget_plan *p, const struct budget_input *in,
+                               struct error *err)
+{
+    char advice[ADVICE_BYTES], loading[64] = "", most[64] = "";
+
+    file_advice(advice, in);
+    if (in->host_loading > 0) {
+        snprintf(loading, sizeof loading, " and %.2f while loading",
+                 (double)in->host_loading / GIB);
+    }
+    if (in->host_bytes_max != SIZE_MAX) {
+        snprintf(most, sizeof most, ", %.2f GiB are available", (double)in->host_bytes_max / GIB);
+    }
+    return error_set_param(err, ERR_NO_MEMORY,
+                           in->no_file || in->host == BUDGET_HOST_MEMORY ? "offload-host"
+                                                                         : "offload-folder",
+                           "the host's memory is too small: %.2f GiB for what overflows%s%s%s",
+                           (double)p->host_bytes / GIB, loading, most, advice);
+}
+
+/* Where what overflows is: memory, or a file and memory for the rest. */
+static enum status host_place(struct budget_plan *p, const struct budget_input *in,
                               struct error *err)
 {
-    if (p->host_bytes <= in->host_bytes_max) {
+    p->host_wanted = host_need(p, in);
+    if (in->host != BUDGET_HOST_FILE && p->host_wanted <= in->host_bytes_max) {
         return OK;
     }
-    return error_set_param(err, ERR_NO_MEMORY, "cpu-offload-gb",
-                           "the host's memory is too small: %.2f GiB for what overflows, %.2f GiB "
-                           "are available",
-                           (double)p->host_bytes / GIB, (double)in->host_bytes_max / GIB);
+    if (in->host == BUDGET_HOST_FILE && in->no_file) {
+        return error_set_param(err, ERR_USAGE, "offload-host", "--offload-host file: %s",
+                               in->no_file);
+    }
+    if (in->host == BUDGET_HOST_FILE && in->file_bytes > in->file_bytes_max) {
+        return error_set_param(err, ERR_NO_MEMORY, "offload-folder",
+                               "--offload-host file: %.2f GiB of experts do not fit '%s', where "
+                               "%.2f GiB are free: --offload-folder names another folder",
+                               (double)in->file_bytes / GIB, in->folder ? in->folder : "",
+                               (double)in->file_bytes_max / GIB);
+    }
+    if (in->host == BUDGET_HOST_MEMORY || in->no_file || !in->folder ||
+        in->file_bytes > in->file_bytes_max) {
+        return refuse_host(p, in, err);
+    }
+    p->in_file = true;
+    p->file_bytes = in->file_bytes;
+    p->host[BUDGET_EXPERTS] = 0;
+    sum_up(p); /* less than before */
+    if (host_need(p, in) <= in->host_bytes_max) {
+        return OK;
+    }
+    return error_set_param(err, ERR_NO_MEMORY, "offload-host",
+                           "the host's memory is too small, even with experts in a file: %.2f GiB "
+                           "for what overflows besides and %.2f while loading, %.2f GiB are "
+                           "available",
+                           (double)p->host_bytes / GIB, (double)in->host_loading / GIB,
+                           (double)in->host_bytes_max / GIB);
 }
 
 static enum status make_overflowing(struct budget_plan *p, const struct budget_input *in,
@@ -327,7 +401,7 @@ static enum status make_overflowing(struct budget_plan *p, const struct budget_i
     p->slots_least = p->n_slots / in->n_layers_overflow;
     p->slots_most = p->slots_least + (p->n_slots % in->n_layers_overflow != 0);
     p->absent_bytes = (all - p->n_slots) * in->block_bytes;
-    return check_host(p, in, err);
+    return host_place(p, in, err);
 }
 
 enum status budget_make(struct budget_plan *out, const struct budget_input *in, struct error *err)

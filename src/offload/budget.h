@@ -5,7 +5,10 @@
  * Rules:  all that the driver shows for the process stays within base_bytes. Weights, slots, KV and states
  *         stay within static_fraction of it, if one is given. What fits is resident: experts overflow only
  *         when they must, or when slots were asked for by number. If any overflow, the host holds all
- *         experts of the layers that may, and the device as many slots as there is room for. */
+ *         experts of the layers that may, and the device as many slots as there is room for.
+ * Host:   in memory, if that has room for them; else in a file, of which memory caches what is in use. All layers
+ *         that overflow are in the same place: experts that have slots are not read in the host, so a
+ *         file's cache is filled with the others only, which pinned memory would leave less room. */
 #ifndef OFFLOAD_BUDGET_H
 #define OFFLOAD_BUDGET_H
 
@@ -38,6 +41,8 @@ enum budget_offload {
 };
 enum budget_slots { BUDGET_SLOTS_AUTO, BUDGET_SLOTS_COUNT, BUDGET_SLOTS_PERCENT };
 
+enum budget_host { BUDGET_HOST_AUTO, BUDGET_HOST_MEMORY, BUDGET_HOST_FILE };
+
 enum { BUDGET_STAGING_LEAST = 2 };
 
 struct budget_input {
@@ -66,6 +71,12 @@ struct budget_input {
     double slots_asked; /* a whole number of experts, or per cent of those that may overflow */
 
     size_t host_bytes_max; /* memory that the host can give; SIZE_MAX: not known */
+    size_t host_loading;   /* of it, besides what overflows, until all is loaded */
+    enum budget_host host; /* where experts that overflow are */
+    size_t file_bytes;     /* of a file for those of all layers that may */
+    size_t file_bytes_max; /* room for one; SIZE_MAX: not known */
+    const char *folder;    /* where; NULL: there is none */
+    const char *no_file;   /* why experts cannot be in a file whatever its size; NULL: they can */
 
     /* For advice when nothing fits */
     size_t int8_saves; /* bytes, if --dense-quant int8 is possible and not given */
@@ -83,7 +94,10 @@ struct budget_plan {
     size_t total_max, static_max;     /* what they may be */
     size_t host[BUDGET_CLASS_COUNT];  /* in host memory, experts that overflow among them */
     size_t host_bytes;                /* their sum */
-    size_t absent_bytes;              /* of experts without a slot */
+    size_t host_wanted;               /* if all that overflows were in memory, with loading */
+    bool in_file;                     /* experts that overflow are in a file, not in host[] */
+    size_t file_bytes;
+    size_t absent_bytes; /* of experts without a slot */
 };
 
 /* ERR_NO_MEMORY says what is needed and which flags would make it fit; ERR_USAGE is a number that cannot be

@@ -76,7 +76,8 @@ static void check_sums(const struct budget_plan *p, const struct budget_input *i
     assert_int_equal(p->bytes[BUDGET_SLOTS], p->n_slots * in->block_bytes);
     if (p->overflows) {
         assert_int_equal(p->absent_bytes, (p->n_overflowing - p->n_slots) * in->block_bytes);
-        assert_int_equal(p->host[BUDGET_EXPERTS], p->n_overflowing * in->block_bytes);
+        assert_int_equal(p->host[BUDGET_EXPERTS],
+                         p->in_file ? 0 : p->n_overflowing * in->block_bytes);
         assert_int_equal(p->host_bytes, p->host[BUDGET_EXPERTS] + in->spilled[BUDGET_EMBEDDING]);
         assert_int_equal(p->bytes[BUDGET_EMBEDDING],
                          in->bytes[BUDGET_EMBEDDING] - in->spilled[BUDGET_EMBEDDING]);
@@ -326,6 +327,56 @@ static void test_none_may_overflow(void **state)
     REFUSED(&in, ERR_NO_MEMORY, "the host's memory is too small", "8.00 GiB are available");
 }
 
+/* Experts go to a file when memory is short by a byte, or when that was asked for; the rest must fit. */
+static void test_host(void **state)
+{
+    struct budget_input in = qwen(16, 65536, 4);
+    struct budget_plan memory, p;
+
+    (void)state;
+    in.spilled[BUDGET_EMBEDDING] = in.bytes[BUDGET_EMBEDDING];
+    in.host_loading = gib(2);
+    in.folder = "/large";
+    in.file_bytes = (size_t)N_ALL * BLOCK_BYTES + MIB;
+    in.file_bytes_max = in.file_bytes;
+    memory = make(&in);
+    assert_false(memory.in_file);
+    assert_int_equal(memory.file_bytes, 0);
+    assert_int_equal(memory.host_wanted, memory.host_bytes + gib(2));
+    in.host_bytes_max = memory.host_wanted;
+    assert_false(make(&in).in_file);
+    in.host_bytes_max--;
+    p = make(&in);
+    assert_true(p.in_file);
+    assert_int_equal(p.file_bytes, in.file_bytes);
+    assert_int_equal(p.host[BUDGET_EXPERTS], 0);
+    assert_int_equal(p.host_bytes, in.bytes[BUDGET_EMBEDDING]);
+    assert_int_equal(p.host_wanted, memory.host_wanted);
+    assert_int_equal(p.n_slots, memory.n_slots);
+    assert_int_equal(p.total_bytes, memory.total_bytes);
+
+    in.host = BUDGET_HOST_MEMORY;
+    REFUSED(&in, ERR_NO_MEMORY, "the host's memory is too small: 16.42 GiB for what overflows",
+            "2.00 while loading", "--offload-host auto puts 15.47 GiB of experts in a file");
+    in.host = BUDGET_HOST_AUTO;
+    in.file_bytes_max = gib(3);
+    REFUSED(&in, ERR_NO_MEMORY, "a file of 15.47 GiB for experts does not fit '/large'",
+            "3.00 GiB are free", "--offload-folder");
+    in.no_file = "they are elsewhere";
+    REFUSED(&in, ERR_NO_MEMORY, "the host's memory is too small", "they are elsewhere");
+    in.host = BUDGET_HOST_FILE;
+    REFUSED(&in, ERR_USAGE, "--offload-host file: they are elsewhere");
+    in.no_file = NULL;
+    REFUSED(&in, ERR_NO_MEMORY, "--offload-host file: 15.47 GiB of experts do not fit '/large'");
+    in.file_bytes_max = SIZE_MAX;
+    in.host_bytes_max = SIZE_MAX;
+    assert_true(make(&in).in_file);
+    in.host_bytes_max = in.bytes[BUDGET_EMBEDDING] + gib(2) - 1;
+    REFUSED(&in, ERR_NO_MEMORY, "even with experts in a file", "2.00 while loading");
+    in.base_bytes = gib(32); /* everything fits the card */
+    assert_false(make(&in).in_file);
+}
+
 /* Layers that must stay are resident, the others share the slots. */
 static void test_groups(void **state)
 {
@@ -416,6 +467,7 @@ int main(void)
         cmocka_unit_test(test_slots_asked),
         cmocka_unit_test(test_advice),
         cmocka_unit_test(test_none_may_overflow),
+        cmocka_unit_test(test_host),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_staging),
         cmocka_unit_test(test_overflow_of_sizes),
