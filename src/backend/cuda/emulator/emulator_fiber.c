@@ -147,8 +147,10 @@ static void change(struct fiber *from, struct fiber *to)
 void fiber_start(struct fiber *f, void (*entry)(void))
 {
 #if defined(HAS_ASAN)
-    __asan_unpoison_memory_region(f->stack,
-                                  f->stack_bytes); /* its last turn may have ended anywhere */
+    if (!f->is_clean) { /* its last turn ended anywhere: in a wait, when the launch failed */
+        __asan_unpoison_memory_region(f->stack, f->stack_bytes);
+    }
+    f->is_clean = false;
 #endif
     f->fake = NULL;
     begin = entry;
@@ -168,6 +170,12 @@ void fiber_switch(struct fiber *from, struct fiber *to)
 void fiber_leave(struct fiber *from, struct fiber *to)
 {
 #if defined(HAS_ASAN)
+    /* Calls that have returned cleaned up after themselves; those that will not are above here. A
+     * whole stack at each start would cost more than what kernels compute. */
+    char *here = __builtin_frame_address(0);
+
+    __asan_unpoison_memory_region(here, (size_t)((char *)from->stack + from->stack_bytes - here));
+    from->is_clean = true;
     __sanitizer_start_switch_fiber(NULL, to->stack, to->stack_bytes);
 #endif
     previous = from;

@@ -14,6 +14,7 @@ struct fiber {
     void *sp;       /* saved stack pointer */
     void *fake;     /* ASan's */
     void *fallback; /* ucontext_t */
+    bool is_clean;  /* ASan: nothing of its stack is poisoned */
 };
 
 /* Gives f a stack with an unmapped page below it. False: no memory. number spreads the fibers' stacks
