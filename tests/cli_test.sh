@@ -92,6 +92,14 @@ assert sum(plan["bytes"].values()) == plan["planned_bytes"] <= plan["memory_byte
 assert len(plan["bounds"]["rows"]) == 5, plan["bounds"]
 assert plan["settings"]["gpu_expert_slots"] == "8 of 32 (25.0%)", plan["settings"]' "$work/out" ||
     fail "plan --json"
+try 0 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --no-measure --gpu-expert-slots 8 \
+    --offload-host file --offload-folder /large
+says "routed experts  *- *- *0.00[0-9] GiB"
+says "file in /large: 0.0[0-9] GiB for experts"
+says "a file in '/large': the CPU computes those without a slot"
+try 2 "$SPILLWAY" plan $rill --gpu-memory-gb 1 --gpu-expert-slots 8 --expert-miss fetch \
+    --offload-host file
+says "^spillway: .*--offload-host file: --expert-miss fetch"
 try 0 "$SPILLWAY" plan $rill --device cpu --no-measure --host-bandwidth 20 --cpu-offload-gb 3
 says "from host memory at 20.0 GB/s (given)"
 try 4 "$SPILLWAY" plan $rill --gpu-memory-gb 0.65 --no-measure --device cuda

@@ -104,9 +104,9 @@ static enum status find_target(struct planning *p, struct error *err)
         p->target = placement_target_assumed((size_t)(f->gpu_memory_gb * 1073741824.0));
         p->target.static_fraction = f->mem_fraction_static;
         p->target.no_graphs = f->disable_cuda_graph;
-        placement_target_host(&p->target);
-        p->target.host_bytes_max = SIZE_MAX; /* of a machine that is not this one */
-        p->target.pin_bytes_max = SIZE_MAX;
+        p->target.host_bytes_max = p->target.pin_bytes_max = SIZE_MAX; /* not of this machine */
+        p->target.folder = f->offload_folder;
+        p->target.folder_bytes_max = SIZE_MAX;
         return OK;
     }
     if (is_named(f->device, "cuda")) {
@@ -114,7 +114,7 @@ static enum status find_target(struct planning *p, struct error *err)
                                "there is no card here: --gpu-memory-gb says how large one to plan "
                                "for");
     }
-    placement_target_host(&p->target);
+    placement_target_host(&p->target, NULL);
     p->target.is_host = true;
     p->target.base_bytes = p->target.host_bytes_max;
     return OK;
@@ -213,6 +213,19 @@ static enum status print_report(struct planning *p, bool of_nothing, struct erro
     return rc;
 }
 
+static void print_note(const struct placement *p, const struct log *log)
+{
+    struct buf text;
+    bool is_warning;
+
+    buf_init(&text);
+    is_warning = placement_file_note(&text, p);
+    if (text.len > 0) {
+        log_line(log, is_warning ? LOG_WARNING : LOG_INFO, "%s", buf_cstr(&text));
+    }
+    buf_release(&text);
+}
+
 static enum status plan(struct planning *p, const struct log *log, struct error *err)
 {
     const struct model_setup_options o = {.quiet = false};
@@ -228,6 +241,7 @@ static enum status plan(struct planning *p, const struct log *log, struct error 
     }
     if (rc == OK) {
         settings_print(&p->setup.settings, log, false);
+        print_note(p->setup.placement, log);
         rc = find_rates(p, err);
     }
     if (rc == OK) {

@@ -105,7 +105,7 @@ struct placement_target device_target(struct backend *card, const struct model_f
                                  .static_fraction = f->mem_fraction_static,
                                  .no_graphs = f->disable_cuda_graph};
 
-    placement_target_host(&t);
+    placement_target_host(&t, f->offload_folder);
     return t;
 }
 

@@ -88,6 +88,18 @@ const struct flag model_flag_table[] = {
      .choices = "auto|fetch|cpu",
      .help = "an expert that is not on the card is fetched, or the CPU computes it; auto: what is "
              "faster as measured"},
+    {.name = "offload-host",
+     .kind = FLAG_CHOICE,
+     AT(offload_host),
+     .choices = "auto|memory|file",
+     .help =
+         "where experts are that overflow: host memory, or a file of which memory caches a part; "
+         "auto: the file if memory is too small"},
+    {.name = "offload-folder",
+     .kind = FLAG_STRING,
+     AT(offload_folder),
+     .metavar = "DIR",
+     .help = "folder of that file, on a disk; the file has no name and is gone at the end"},
     {.name = "offload-group-size",
      .kind = FLAG_INT,
      AT(offload_group_size),
@@ -207,6 +219,8 @@ void model_flags_defaults(struct model_flags *f)
     f->load_format = f->cpu_isa = f->device = "auto";
     f->dense_quant = "none";
     f->expert_miss = "auto";
+    f->offload_host = "auto";
+    f->offload_folder = OFFLOAD_FOLDER_DEFAULT;
     f->offload_group_size = f->offload_prefetch_step = -1;
     f->offload_num_in_group = 1;
 }

@@ -216,13 +216,23 @@ static void print_lines(struct buf *text, const char *indent, const struct log *
     }
 }
 
-static void print_placement(const struct placement *p, const struct log *log)
+/* quiet: only what the user must know. */
+static void print_placement(const struct placement *p, bool quiet, const struct log *log)
 {
     struct buf text;
+    bool is_warning;
+
     buf_init(&text);
-    placement_print(&text, p);
-    log_info(log, "placement:");
-    print_lines(&text, "", log);
+    if (!quiet) {
+        placement_print(&text, p);
+        log_info(log, "placement:");
+        print_lines(&text, "", log);
+        buf_clear(&text);
+    }
+    is_warning = placement_file_note(&text, p);
+    if (text.len > 0 && (is_warning || !quiet)) {
+        log_line(log, is_warning ? LOG_WARNING : LOG_INFO, "%s", buf_cstr(&text));
+    }
     buf_release(&text);
 }
 
@@ -411,8 +421,8 @@ static enum status load(struct model_setup *s, const struct model_flags *f,
     }
     s->backend = card ? card : s->cpu;
     settings_print(&s->settings, log, o->quiet);
-    if (card && !o->quiet) {
-        print_placement(s->placement, log);
+    if (card) {
+        print_placement(s->placement, o->quiet, log);
     }
     rc = card ? OK : check_memory(s, c, &r, o, log, err);
     if (rc == OK) {

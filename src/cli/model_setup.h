@@ -15,6 +15,8 @@
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 
+#define OFFLOAD_FOLDER_DEFAULT "/var/tmp" /* for large files, and on a disk by custom */
+
 struct model_flags { /* zero-initialise, then model_flags_defaults() */
     const char *model_path;
     const char *tokenizer_path;
@@ -47,6 +49,8 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     int64_t offload_prefetch_step; /* -1: not given */
     const char *offload_mode;      /* cpu|meta|shm_cpu|sharded_gpu; NULL: not given */
     const char *expert_miss;       /* auto|fetch|cpu */
+    const char *offload_host;      /* auto|memory|file */
+    const char *offload_folder;    /* of a file for experts that host memory has no room for */
 };
 
 extern const struct flag model_flag_table[];

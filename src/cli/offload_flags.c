@@ -70,6 +70,14 @@ static enum expert_miss miss_named(const char *name)
     return EXPERT_MISS_AUTO;
 }
 
+static enum budget_host host_named(const char *name)
+{
+    if (!name || strcmp(name, "auto") == 0) {
+        return BUDGET_HOST_AUTO;
+    }
+    return strcmp(name, "file") == 0 ? BUDGET_HOST_FILE : BUDGET_HOST_MEMORY;
+}
+
 enum status offload_flags_read(struct offload_request *out, const struct model_flags *f,
                                struct error *err)
 {
@@ -77,6 +85,7 @@ enum status offload_flags_read(struct offload_request *out, const struct model_f
 
     *out = (struct offload_request){.has_limit = f->cpu_offload_gb != NULL,
                                     .miss = miss_named(f->expert_miss),
+                                    .host = host_named(f->offload_host),
                                     .no_prefetch = f->offload_prefetch_step == 0};
     if (f->cpu_offload_gb) {
         rc = offload_limit_read(&out->offload, &out->offload_bytes, f->cpu_offload_gb, err);
@@ -117,6 +126,8 @@ static void idle_number(struct settings *s, const char *name, int64_t n, bool is
 void offload_flags_idle(struct settings *s, const struct model_flags *f, const char *why)
 {
     bool is_usual = !f->expert_miss || strcmp(f->expert_miss, "auto") == 0;
+    bool is_auto = host_named(f->offload_host) == BUDGET_HOST_AUTO;
+    bool is_default = !f->offload_folder || strcmp(f->offload_folder, OFFLOAD_FOLDER_DEFAULT) == 0;
 
     idle(s, "cpu-offload-gb", f->cpu_offload_gb, why);
     idle(s, "gpu-expert-slots", f->gpu_expert_slots, why);
@@ -127,4 +138,6 @@ void offload_flags_idle(struct settings *s, const struct model_flags *f, const c
     idle_number(s, "offload-prefetch-step", f->offload_prefetch_step, f->offload_prefetch_step >= 0,
                 why);
     idle(s, "offload-mode", f->offload_mode, why);
+    idle(s, "offload-host", is_auto ? NULL : f->offload_host, why);
+    idle(s, "offload-folder", is_default ? NULL : f->offload_folder, why);
 }

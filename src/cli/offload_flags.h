@@ -21,6 +21,7 @@ struct offload_request {
     double slots_asked;
     size_t group_size, in_group; /* 0: no groups */
     enum expert_miss miss;
+    enum budget_host host;
     bool no_prefetch;
 };
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "base/file_memory.h"
 #include "base/size.h"
 #include "cli/memory_check.h"
 
@@ -16,7 +17,10 @@ enum {
     RESERVE_BYTES_NO_GRAPHS = 64 << 20,
     /* Of a card that is not here: a context and the kernels. */
     DRIVER_BYTES_ASSUMED = 512 << 20,
-    PAGE_BYTES = 2 << 20 /* the driver hands out whole ones */
+    PAGE_BYTES = 2 << 20, /* the driver hands out whole ones */
+    /* Of the host while weights are loaded, besides what grows with the model: buffers of the threads that
+     * pack, the CPU's scratch, tables and rows that the driver pins, allocators' leftovers. */
+    HOST_LOADING_BYTES = 256 << 20,
 };
 
 struct placement_target placement_target_assumed(size_t memory_bytes)
@@ -34,14 +38,20 @@ struct placement_target placement_target_assumed(size_t memory_bytes)
     };
 }
 
-void placement_target_host(struct placement_target *t)
+void placement_target_host(struct placement_target *t, const char *folder)
 {
+    struct error why = {0};
     struct rlimit limit;
 
     t->host_bytes_max = memory_available("/proc/meminfo", "/sys/fs/cgroup");
     t->pin_bytes_max = SIZE_MAX;
     if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
         t->pin_bytes_max = (size_t)limit.rlim_cur;
+    }
+    t->folder = folder;
+    t->folder_fault[0] = '\0';
+    if (folder && file_memory_room(&t->folder_bytes_max, folder, &why) != OK) {
+        snprintf(t->folder_fault, sizeof t->folder_fault, "--offload-folder: %.200s", why.text);
     }
 }
 
@@ -118,6 +128,26 @@ static void weights_count(struct placement *p)
     }
 }
 
+/* Where the host has what overflows, and what it needs until all is loaded. */
+static void host_count(struct placement *p)
+{
+    struct budget_input *in = &p->in;
+    size_t layer = in->n_experts * in->block_bytes; /* both from a checked config */
+
+    in->host_bytes_max = p->target.host_bytes_max;
+    in->host_loading = HOST_LOADING_BYTES + p->outline.rewritten_bytes +
+                       (in->n_layers_overflow < in->n_layers ? layer : 0);
+    in->host = p->asked.host;
+    in->file_bytes = weights_file_bytes(in->n_layers_overflow, layer);
+    in->file_bytes_max = p->target.folder_bytes_max;
+    in->folder = p->target.folder;
+    in->no_file = p->asked.miss == EXPERT_MISS_FETCH
+                      ? "--expert-miss fetch lets the card read every expert, which it cannot in a "
+                        "file (auto and cpu let the CPU)"
+                  : p->target.folder_fault[0] ? p->target.folder_fault
+                                              : NULL;
+}
+
 static enum status steps_count(struct placement *p, const struct model_options *mo,
                                struct error *err)
 {
@@ -161,7 +191,6 @@ enum status placement_make(struct placement *out, const struct placement_target 
     in->offload_bytes = asked->offload_bytes;
     in->slots = target->is_host ? BUDGET_SLOTS_AUTO : asked->slots;
     in->slots_asked = asked->slots_asked;
-    in->host_bytes_max = target->host_bytes_max;
     rc = model_outline_make(&out->outline, ck, c, mo, err);
     if (rc == OK) {
         rc = pools_count(out, c, mo, err);
@@ -171,6 +200,7 @@ enum status placement_make(struct placement *out, const struct placement_target 
     }
     if (rc == OK) {
         weights_count(out);
+        host_count(out);
         rc = steps_count(out, mo, err);
     }
     return rc == OK ? budget_make(&out->plan, in, err) : rc;
@@ -191,6 +221,7 @@ bool placement_offload(struct model_offload *out, const struct placement *p, str
         .miss = p->asked.miss,
         .no_prefetch = p->asked.no_prefetch,
         .may_overflow = p->may_overflow,
+        .folder = p->plan.in_file ? p->target.folder : NULL,
         .cpu = p->asked.miss == EXPERT_MISS_FETCH ? NULL : cpu,
     };
     return p->plan.overflows;

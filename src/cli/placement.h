@@ -18,6 +18,8 @@
 #include "model/outline.h"
 #include "offload/budget.h"
 
+enum { PLACEMENT_FAULT_BYTES = 256 };
+
 /* Where the model shall run. */
 struct placement_target {
     bool is_host;    /* the CPU computes: all is in host memory, nothing overflows */
@@ -29,6 +31,10 @@ struct placement_target {
     bool no_graphs;
     size_t host_bytes_max; /* that host memory can give; SIZE_MAX: not known */
     size_t pin_bytes_max;  /* RLIMIT_MEMLOCK; SIZE_MAX: none */
+    /* For a file of experts; see base/file_memory.h. */
+    const char *folder;                       /* borrowed; NULL: there can be no file */
+    size_t folder_bytes_max;                  /* room in it; SIZE_MAX: not known */
+    char folder_fault[PLACEMENT_FAULT_BYTES]; /* why none can be in it; "": it can */
 };
 
 struct placement {
@@ -45,8 +51,8 @@ struct placement {
 
 /* A card as a plan for one that is not here assumes it. */
 struct placement_target placement_target_assumed(size_t memory_bytes);
-/* Fills what is known of the host. */
-void placement_target_host(struct placement_target *t);
+/* Fills what is known of the host, and of the folder of --offload-folder. */
+void placement_target_host(struct placement_target *t, const char *folder);
 
 /* mo: as the model will be opened with, types resolved. ERR_NO_MEMORY says what would fit; *out is released in
  * any case, and holds the outline after that error too. */
@@ -56,13 +62,17 @@ enum status placement_make(struct placement *out, const struct placement_target 
                            struct error *err);
 void placement_release(struct placement *p);
 
-/* The options for model_open; false: no experts overflow. cpu computes misses. */
+/* The options for model_open, which borrow p and what its target borrows; false: no experts overflow. cpu
+ * computes misses. */
 bool placement_offload(struct model_offload *out, const struct placement *p, struct backend *cpu);
 
 /* Rows of what was asked by the flags about overflow and the memory's fraction, and done. */
 void placement_settings(struct settings *s, const struct placement *p, const struct model_flags *f);
 
 void placement_print(struct buf *out, const struct placement *p);
+/* One line about what a file costs; nothing where experts are in none. True: the user should be warned, for
+ * it was not asked for. */
+bool placement_file_note(struct buf *out, const struct placement *p);
 /* NULL: out of memory. */
 struct json_object *placement_json(const struct placement *p);
 

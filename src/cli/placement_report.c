@@ -51,6 +51,26 @@ static void settings_groups(struct settings *s, const struct placement *p,
     settings_add(s, "offload-num-in-group", asked, NULL, "%zu", p->asked.in_group);
 }
 
+/* Where in the host. */
+static void settings_host(struct settings *s, const struct placement *p,
+                          const struct model_flags *f)
+{
+    bool is_asked = p->asked.host != BUDGET_HOST_AUTO;
+
+    if (!p->plan.overflows) {
+        if (is_asked) {
+            settings_add(s, "offload-host", f->offload_host, "no experts overflow", "none");
+        }
+        return;
+    }
+    settings_add(s, "offload-host", f->offload_host,
+                 p->plan.in_file && !is_asked ? "memory is too small" : NULL, "%s",
+                 p->plan.in_file ? "file" : "memory");
+    if (p->plan.in_file) {
+        settings_add(s, "offload-folder", f->offload_folder, NULL, "%.100s", p->target.folder);
+    }
+}
+
 static void settings_ways(struct settings *s, const struct placement *p,
                           const struct model_flags *f)
 {
@@ -95,22 +115,89 @@ void placement_settings(struct settings *s, const struct placement *p, const str
                      "no effect");
     }
     settings_groups(s, p, f);
+    settings_host(s, p, f);
     settings_ways(s, p, f);
 }
 
 /* ---- the table ---- */
 
-static void print_row(struct buf *out, const char *name, size_t here, size_t host)
+static void print_size(struct buf *out, size_t n_bytes)
 {
-    char place[2][TEXT_BYTES] = {"-", "-"};
+    char text[TEXT_BYTES] = "-";
 
-    if (here > 0) {
-        snprintf(place[0], TEXT_BYTES, "%.3f GiB", gib(here));
+    if (n_bytes > 0) {
+        snprintf(text, sizeof text, "%.3f GiB", gib(n_bytes));
     }
-    if (host > 0) {
-        snprintf(place[1], TEXT_BYTES, "%.3f GiB", gib(host));
+    buf_appendf(out, " %14s", text);
+}
+
+/* file: NULL where there is no such place. */
+static void print_row(struct buf *out, const char *name, size_t here, size_t host,
+                      const size_t *file)
+{
+    buf_appendf(out, "  %-20s", name);
+    print_size(out, here);
+    print_size(out, host);
+    if (file) {
+        print_size(out, *file);
     }
-    buf_appendf(out, "  %-20s %14s %14s\n", name, place[0], place[1]);
+    buf_append_char(out, '\n');
+}
+
+static void print_rows(struct buf *out, const struct placement *p)
+{
+    const struct budget_plan *b = &p->plan;
+    bool is_host = p->target.is_host;
+    const size_t none = 0, *total = b->in_file ? &b->file_bytes : NULL;
+
+    buf_appendf(out, "  %-20s %14s %14s", "", is_host ? "" : "card", "host");
+    if (total) {
+        buf_appendf(out, " %14s", "file");
+    }
+    buf_append_char(out, '\n');
+    for (int c = 0; c < BUDGET_CLASS_COUNT; c++) {
+        const size_t *file = total && c != BUDGET_EXPERTS ? &none : total;
+
+        if (b->bytes[c] > 0 || b->host[c] > 0 || (file && *file > 0)) {
+            print_row(out, budget_class_name((enum budget_class)c), is_host ? 0 : b->bytes[c],
+                      is_host ? b->bytes[c] : b->host[c], file);
+        }
+    }
+    print_row(out, "total", is_host ? 0 : b->total_bytes, is_host ? b->total_bytes : b->host_bytes,
+              total);
+}
+
+bool placement_file_note(struct buf *out, const struct placement *p)
+{
+    const struct budget_plan *b = &p->plan;
+
+    if (!b->in_file) {
+        return false;
+    }
+    if (p->asked.host != BUDGET_HOST_FILE) {
+        buf_appendf(out, "host memory: %.2f GiB would be needed, %.2f GiB are available; ",
+                    gib(b->host_wanted), gib(p->target.host_bytes_max));
+    }
+    buf_appendf(out,
+                "%.2f GiB of experts are in a file in '%s': the CPU computes those without a slot, "
+                "and each of them that is not in memory is %.2f MB to be read from the disk",
+                gib(b->file_bytes), p->target.folder, (double)p->in.block_bytes * 1e-6);
+    return p->asked.host != BUDGET_HOST_FILE;
+}
+
+/* A file's line, as a part of the table. */
+static void print_file(struct buf *out, const struct placement *p)
+{
+    const struct budget_plan *b = &p->plan;
+
+    if (!b->in_file) {
+        return;
+    }
+    buf_appendf(out, "  file in %s: %.2f GiB for experts", p->target.folder, gib(b->file_bytes));
+    if (p->target.folder_bytes_max != SIZE_MAX) {
+        buf_appendf(out, ", %.2f GiB are free", gib(p->target.folder_bytes_max));
+    }
+    buf_append_char(out, '\n');
 }
 
 static void print_experts(struct buf *out, const struct placement *p)
@@ -133,6 +220,7 @@ static void print_experts(struct buf *out, const struct placement *p)
         buf_appendf(out, ", %.2f GiB for the embedding, whose rows are read over the link",
                     gib(b->host[BUDGET_EMBEDDING]));
     }
+    buf_appendf(out, ", %.2f GiB while loading", gib(p->in.host_loading));
     if (p->target.host_bytes_max != SIZE_MAX) {
         buf_appendf(out, ", %.2f GiB are available", gib(p->target.host_bytes_max));
     }
@@ -145,6 +233,7 @@ static void print_experts(struct buf *out, const struct placement *p)
                     gib(p->target.pin_bytes_max),
                     p->target.pin_bytes_max < b->host_bytes ? ", less than that" : "");
     }
+    print_file(out, p);
 }
 
 void placement_print(struct buf *out, const struct placement *p)
@@ -156,17 +245,7 @@ void placement_print(struct buf *out, const struct placement *p)
         buf_appendf(out, "  %s, %.2f GiB%s; %.2f GiB may be used\n", t->card.name,
                     gib(t->card.memory), t->is_assumed ? " assumed" : "", gib(t->base_bytes));
     }
-    buf_appendf(out, "  %-20s %14s %14s\n", "", t->is_host ? "" : "card", "host");
-    for (int c = 0; c < BUDGET_CLASS_COUNT; c++) {
-        size_t host = b->host[c];
-
-        if (b->bytes[c] > 0 || host > 0) {
-            print_row(out, budget_class_name((enum budget_class)c), t->is_host ? 0 : b->bytes[c],
-                      t->is_host ? b->bytes[c] : host);
-        }
-    }
-    print_row(out, "total", t->is_host ? 0 : b->total_bytes,
-              t->is_host ? b->total_bytes : b->host_bytes);
+    print_rows(out, p);
     if (!t->is_host) {
         buf_appendf(out, "  weights, slots, KV and states: %.3f GiB, %.3f of what may be used%s\n",
                     gib(b->static_bytes), (double)b->static_bytes / (double)t->base_bytes,
@@ -258,7 +337,11 @@ struct json_object *placement_json(const struct placement *p)
         put_size(o, "max_running_requests", p->max_running) &&
         put_size(o, "max_total_tokens", p->max_total_tokens) &&
         put(o, "bytes", classes_json(p->plan.bytes)) &&
-        put(o, "host_bytes", classes_json(p->plan.host)) && put(o, "experts", experts_json(p))) {
+        put(o, "host_bytes", classes_json(p->plan.host)) &&
+        put_size(o, "host_loading_bytes", p->plan.overflows ? p->in.host_loading : 0) &&
+        put_size(o, "file_bytes", p->plan.file_bytes) &&
+        put(o, "file_folder", json_object_new_string(p->plan.in_file ? p->target.folder : "")) &&
+        put(o, "experts", experts_json(p))) {
         return o;
     }
     json_object_put(o);

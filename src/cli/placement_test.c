@@ -137,17 +137,36 @@ static void close_once(struct opened *o)
     model_config_release(&o->config);
 }
 
-static void plan_for(struct planned *p, struct opened *opened, const struct model_flags *f,
-                     double gib)
+static void plan_on(struct planned *p, struct opened *opened, const struct model_flags *f,
+                    struct placement_target target)
 {
     const struct model_setup_options o = {.quiet = true};
-    struct placement_target target = placement_target_assumed((size_t)(gib * GIB));
 
     *p = (struct planned){.setup = &opened->setup};
     opened->setup.settings.n = 0;
     target.static_fraction = f->mem_fraction_static;
-    target.host_bytes_max = target.pin_bytes_max = SIZE_MAX;
     p->rc = model_setup_decide(&opened->setup, &p->r, f, &o, &opened->config, &target, &p->err);
+}
+
+static void plan_for(struct planned *p, struct opened *opened, const struct model_flags *f,
+                     double gib)
+{
+    struct placement_target target = placement_target_assumed((size_t)(gib * GIB));
+
+    target.host_bytes_max = target.pin_bytes_max = SIZE_MAX;
+    plan_on(p, opened, f, target);
+}
+
+/* On a card of 16 GiB, with so much host memory and room in a folder. */
+static void plan_host(struct planned *p, const struct model_flags *f, double memory, double disk)
+{
+    struct placement_target target = placement_target_assumed((size_t)(16 * GIB));
+
+    target.host_bytes_max = (size_t)(memory * GIB);
+    target.pin_bytes_max = SIZE_MAX;
+    target.folder = "/large";
+    target.folder_bytes_max = (size_t)(disk * GIB);
+    plan_on(p, &large, f, target);
 }
 
 static void plan(struct planned *p, const struct model_flags *f, double gib)
@@ -389,6 +408,134 @@ static void test_refusal(void **state)
     assert_string_equal(p.err.param, "cpu-offload-gb");
 }
 
+static void expect_text(const char *text, const char *part)
+{
+    if (!strstr(text, part)) {
+        fail_msg("'%s' is not in '%s'", part, text);
+    }
+}
+
+static void expect_refused(const struct planned *p, enum status code, const char *param,
+                           const char *part)
+{
+    print_message("%s\n", p->err.text);
+    assert_int_equal(p->rc, code);
+    assert_string_equal(p->err.param, param);
+    expect_text(p->err.text, part);
+}
+
+/* Of 15.47 GiB of experts that overflow. */
+static void expect_file(const struct planned *p, bool is_warning)
+{
+    struct placement *place = p->setup->placement;
+    struct json_object *o = placement_json(place);
+    struct model_offload how;
+    struct buf text;
+
+    if (p->rc != OK) {
+        fail_msg("%s", p->err.text);
+    }
+    buf_init(&text);
+    placement_print(&text, place);
+    expect_text(buf_cstr(&text), "file in /large: 15.4");
+    buf_clear(&text);
+    assert_int_equal(placement_file_note(&text, place), is_warning);
+    print_message("%s\n", buf_cstr(&text));
+    expect_text(buf_cstr(&text), "GiB of experts are in a file in '/large'");
+    expect_text(buf_cstr(&text), "1.62 MB to be read from the disk");
+    assert_int_equal(strstr(buf_cstr(&text), "GiB would be needed") != NULL, is_warning);
+    buf_release(&text);
+    assert_string_equal(row_of(p, "offload-host")->done, "file");
+    assert_string_equal(row_of(p, "offload-folder")->done, "/large");
+    assert_true(placement_offload(&how, place, NULL));
+    assert_string_equal(how.folder, "/large");
+    assert_int_equal(place->plan.host[BUDGET_EXPERTS], 0);
+    assert_in_range(place->plan.file_bytes, (size_t)40 * 256 * 1622016,
+                    (size_t)40 * (256 * 1622016 + (64 << 10)));
+    assert_non_null(o);
+    assert_int_equal(json_object_get_uint64(json_object_object_get(o, "file_bytes")),
+                     place->plan.file_bytes);
+    assert_string_equal(json_object_get_string(json_object_object_get(o, "file_folder")), "/large");
+    json_object_put(o);
+}
+
+/* Host memory that is short of the plan, by whatever: experts go to a file, or the numbers are said. */
+static void test_host_memory(void **state)
+{
+    struct model_flags f = usual_flags();
+    struct model_offload how;
+    struct planned p;
+    double wanted;
+    size_t slots;
+
+    (void)state;
+    f.dtype = "bfloat16";
+    f.dense_quant = "int8";
+    plan_host(&p, &f, 64, 100);
+    assert_int_equal(p.rc, OK);
+    assert_false(p.setup->placement->plan.in_file);
+    assert_string_equal(row_of(&p, "offload-host")->done, "memory");
+    assert_true(placement_offload(&how, p.setup->placement, NULL));
+    assert_null(how.folder);
+    slots = p.setup->placement->plan.n_slots;
+    wanted = (double)p.setup->placement->plan.host_wanted / GIB;
+    print_message("%.3f GiB, %.3f of them while loading\n", wanted,
+                  (double)p.setup->placement->in.host_loading / GIB);
+    assert_true(wanted > 15.47 + 0.94 + 1.8 && wanted < 19.5); /* experts, embedding, int8 */
+
+    plan_host(&p, &f, wanted - 0.001, 100);
+    expect_file(&p, true);
+    assert_int_equal(p.setup->placement->plan.n_slots, slots);
+    assert_true(p.setup->placement->plan.host_wanted > p.setup->placement->target.host_bytes_max);
+    plan_host(&p, &f, wanted + 0.001, 100);
+    assert_false(p.setup->placement->plan.in_file);
+    f.offload_host = "file";
+    plan_host(&p, &f, 64, 100);
+    expect_file(&p, false);
+
+    f.offload_host = "memory";
+    plan_host(&p, &f, 12, 100);
+    expect_refused(&p, ERR_NO_MEMORY, "offload-host", "--offload-host auto puts 15.47 GiB");
+    expect_text(p.err.text, "12.00 GiB are available");
+    f.offload_host = "auto";
+    plan_host(&p, &f, 12, 15);
+    expect_refused(&p, ERR_NO_MEMORY, "offload-folder",
+                   "a file of 15.47 GiB for experts does not fit '/large', where 15.00 GiB");
+    plan_host(&p, &f, 12, 15.48); /* as the refusal says */
+    expect_file(&p, true);
+    plan_host(&p, &f, 2, 100);
+    expect_refused(&p, ERR_NO_MEMORY, "offload-host", "even with experts in a file");
+
+    f.expert_miss = "fetch";
+    plan_host(&p, &f, 12, 100);
+    expect_refused(&p, ERR_NO_MEMORY, "offload-host", "--expert-miss fetch");
+    f.offload_host = "file";
+    plan_host(&p, &f, 64, 100);
+    expect_refused(&p, ERR_USAGE, "offload-host", "--expert-miss fetch");
+}
+
+/* A folder that is none, or on no disk. */
+static void test_folder(void **state)
+{
+    struct model_flags f = usual_flags();
+    struct placement_target target = placement_target_assumed((size_t)(16 * GIB));
+    struct planned p;
+
+    (void)state;
+    f.dtype = "bfloat16";
+    placement_target_host(&target, "/no such folder");
+    expect_text(target.folder_fault, "--offload-folder: cannot use '/no such folder'");
+    target.host_bytes_max = (size_t)(12 * GIB);
+    plan_on(&p, &large, &f, target);
+    expect_refused(&p, ERR_NO_MEMORY, "offload-host", "cannot use '/no such folder'");
+    target.host_bytes_max = SIZE_MAX; /* then nobody minds */
+    plan_on(&p, &large, &f, target);
+    assert_int_equal(p.rc, OK);
+    f.offload_host = "file";
+    plan_on(&p, &large, &f, target);
+    expect_refused(&p, ERR_USAGE, "offload-host", "cannot use '/no such folder'");
+}
+
 /* More running requests are asked for than the default of overflow. */
 static void test_running(void **state)
 {
@@ -519,11 +666,12 @@ static int unmake(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),  cmocka_unit_test(test_real_size),
-        cmocka_unit_test(test_seed),    cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_refusal), cmocka_unit_test(test_running),
-        cmocka_unit_test(test_chunks),  cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_bounds),  cmocka_unit_test(test_small),
+        cmocka_unit_test(test_values),      cmocka_unit_test(test_real_size),
+        cmocka_unit_test(test_seed),        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_refusal),     cmocka_unit_test(test_running),
+        cmocka_unit_test(test_chunks),      cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_bounds),      cmocka_unit_test(test_small),
+        cmocka_unit_test(test_host_memory), cmocka_unit_test(test_folder),
     };
 
     return cmocka_run_group_tests(tests, make, unmake);

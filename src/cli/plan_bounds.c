@@ -78,7 +78,7 @@ static void split_ways(struct bench_misses *m, const struct placement *p,
 {
     double away = m->streamed, by_link = 1;
 
-    if (p->asked.miss == EXPERT_MISS_CPU) {
+    if (p->asked.miss == EXPERT_MISS_CPU || p->plan.in_file) {
         by_link = 0;
     } else if (p->asked.miss == EXPERT_MISS_AUTO) {
         by_link = l->link_shared_bytes_s / (l->link_shared_bytes_s + l->cpu_shared_bytes_s);
@@ -231,6 +231,10 @@ void plan_bounds_print(struct buf *out, const struct plan_bounds *b, const struc
             buf_appendf(out, "%8s %9.2f GB %12s %8.0f tok/s  by %s\n", "", row->card_bytes * 1e-9,
                         "", row->bound_tok_s, row->by);
         }
+    }
+    if (p->plan.in_file) {
+        buf_append_str(out, "  the disk is not counted: experts of the file are taken as cached in "
+                            "memory\n");
     }
     if (r->flop_s <= 0) {
         buf_append_str(out, "  arithmetic is not counted");

@@ -44,8 +44,8 @@ static sigset_t watched_set(void)
  * takes the default way, with a core file. */
 static void on_bus(int signo, siginfo_t *info, void *context)
 {
-    static const char text[] =
-        "spillway: error: a mapped model file was cut or cannot be read any more (SIGBUS)\n";
+    static const char text[] = "spillway: error: a mapped file was cut or cannot be read any more: "
+                               "a model file, or that of --offload-folder (SIGBUS)\n";
     (void)context;
     if (info->si_code == BUS_ADRERR) {
         ssize_t n = write(STDERR_FILENO, text, sizeof text - 1);
