@@ -100,6 +100,9 @@ struct expert_home_ops {
      * same, x and y [n_rows][hidden] float32, as in a mail. The device's launches go on meanwhile. */
     enum status (*large_compute)(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
                                  const float *prob, const float *x, float *y, struct error *err);
+    /* These experts [n] of a layer will be copied next, in this order: their blocks may be brought to memory. In large
+     * steps, on the thread that copies. May be NULL. */
+    void (*will_stream)(void *ctx, size_t layer, const int32_t *experts, size_t n);
     /* After a layer of a large step was launched: idx [n_rows][top_k] if the device had to ask (else NULL), and
      * how many experts were streamed. */
     void (*streamed)(void *ctx, size_t layer, size_t n_rows, const int32_t *idx, size_t n_streamed);
@@ -122,5 +125,10 @@ struct expert_home {
     void *ctx;
     struct expert_mail *mail; /* [n_layers], made by the backend in experts_open */
 };
+
+static inline bool expert_home_is_pageable(const struct expert_home *home, size_t layer)
+{
+    return home->is_pageable && home->is_pageable[layer];
+}
 
 #endif

@@ -19,6 +19,7 @@
 #include "offload/expert_slots.h"
 #include "offload/mail.h"
 #include "offload/miss_split.h"
+#include "offload/read_ahead.h"
 
 enum {
     TAIL_ROWS = 16,      /* of a prompt that tell what is needed next */
@@ -72,6 +73,9 @@ static bool is_expert(const struct offload *o, int32_t expert)
 
 static bool insert(struct offload *o, size_t layer, size_t expert, size_t slot, struct error *err)
 {
+    const int32_t one = (int32_t)expert;
+
+    read_ahead_experts(&o->home, layer, &one, 1);
     if (o->device->ops->expert_insert(o->device, layer, expert, slot, err) != OK) {
         return false;
     }
@@ -309,10 +313,20 @@ static int32_t slot_of(void *ctx, size_t layer, size_t expert)
     return expert_slots_find(&o->slots, layer, expert);
 }
 
+static void will_stream(void *ctx, size_t layer, const int32_t *experts, size_t n)
+{
+    const struct offload *o = ctx;
+
+    read_ahead_stream(&o->home, layer, experts, n);
+}
+
 /* --- making and unmaking --- */
 
-static const struct expert_home_ops home_ops = {
-    .step_begin = step_begin, .step_end = step_end, .slot_of = slot_of, .streamed = streamed};
+static const struct expert_home_ops home_ops = {.step_begin = step_begin,
+                                                .step_end = step_end,
+                                                .slot_of = slot_of,
+                                                .will_stream = will_stream,
+                                                .streamed = streamed};
 
 static enum status check_shape(const struct offload_shape *s, const struct offload_options *opt,
                                const struct backend *device, const struct backend *cpu,
@@ -490,6 +504,24 @@ static double cpu_trial_ns(struct offload *o)
                : 0;
 }
 
+/* What slot `slot` is filled with: a first expert of each layer, a second... */
+static void fill_of(const struct offload *o, size_t slot, size_t *layer, int32_t *expert)
+{
+    *layer = slot % o->home.n_layers;
+    *expert = (int32_t)(slot / o->home.n_layers);
+}
+
+static void fill_ahead(const struct offload *o, size_t slot)
+{
+    size_t layer;
+    int32_t expert;
+
+    if (slot < o->home.n_slots) {
+        fill_of(o, slot, &layer, &expert);
+        read_ahead_experts(&o->home, layer, &expert, 1);
+    }
+}
+
 enum status offload_fill(struct offload *o, struct progress *progress, struct error *err)
 {
     const struct expert_home *h = &o->home;
@@ -501,15 +533,20 @@ enum status offload_fill(struct offload *o, struct progress *progress, struct er
         progress_start(progress, "experts to the device", PROGRESS_BYTES,
                        h->n_slots * h->block.n_bytes);
     }
-    for (size_t slot = 0; slot < h->n_slots;
-         slot++) { /* a first expert of each layer, a second... */
-        size_t layer = slot % h->n_layers, expert = slot / h->n_layers;
+    for (size_t slot = 0; slot < READ_AHEAD_FILL; slot++) {
+        fill_ahead(o, slot);
+    }
+    for (size_t slot = 0; slot < h->n_slots; slot++) {
+        size_t layer;
+        int32_t expert;
 
-        rc = o->device->ops->expert_insert(o->device, layer, expert, slot, err);
+        fill_ahead(o, slot + READ_AHEAD_FILL);
+        fill_of(o, slot, &layer, &expert);
+        rc = o->device->ops->expert_insert(o->device, layer, (size_t)expert, slot, err);
         if (rc != OK) {
             break;
         }
-        expert_slots_put(&o->slots, slot, layer, expert);
+        expert_slots_put(&o->slots, slot, layer, (size_t)expert);
         if (progress) {
             progress_update(progress, (slot + 1) * h->block.n_bytes);
         }

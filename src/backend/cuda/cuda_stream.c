@@ -361,6 +361,10 @@ static enum status pass_plan(struct cuda_backend *be, struct cuda_stream *st, co
     p->first_group = st->n_copied;
     p->is_asked = is_asked;
     table_fill(be, st, p, table);
+    if (st->home->ops->will_stream) {
+        st->home->ops->will_stream(st->home->ctx, op->u.experts.home_layer, p->streamed,
+                                   p->n_streamed);
+    }
     rc = cuda_result(be,
                      be->drv->memcpy_htod_async(st->tables + i * st->table_bytes, table,
                                                 st->table_bytes, st->copies),
