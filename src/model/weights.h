@@ -55,6 +55,7 @@ struct model_weights {
     struct file_memory file;     /* of arenas that stay in one; base NULL: none do */
     uint8_t *passing;            /* while loading: what arenas on their way to the device share */
     const uint8_t **overflowing; /* [those that stay] -> their base */
+    bool *pageable;              /* [those that stay] the device cannot read them where they lie */
     /* Of weights_overflow.h: the input embedding, when it stays in host memory; NULL: it is where the
      * other matrices are. */
     uint8_t *embedding;

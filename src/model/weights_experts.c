@@ -245,8 +245,10 @@ void weights_release_experts(struct model_weights *w)
     file_memory_close(&w->file);
     free(w->arenas);
     free(w->overflowing);
+    free(w->pageable);
     w->arenas = NULL;
     w->overflowing = NULL;
+    w->pageable = NULL;
     w->n_arenas = 0;
 }
 

@@ -106,8 +106,8 @@ static enum status layer_pin(void *ctx, size_t layer, const struct moe_spec *moe
     struct expert_arena *a = weights_arena_of(o->w, moe->expert0);
     const struct backend_ops *ops = o->be->ops;
 
-    a->is_pinned = ops->host_pin && ops->host_pin(o->be, a->base, arena_bytes(a));
-    if (!a->is_pinned && !copy_to_pinned(o, a)) {
+    a->is_pinned = !a->in_file && ops->host_pin && ops->host_pin(o->be, a->base, arena_bytes(a));
+    if (!a->in_file && !a->is_pinned && !copy_to_pinned(o, a)) {
         return error_set(err, ERR_NO_MEMORY,
                          "only %zu of %zu MiB of experts could be pinned in host memory, to layer "
                          "%zu: let the process lock more (ulimit -l), leave it more memory, or let "
@@ -117,6 +117,10 @@ static enum status layer_pin(void *ctx, size_t layer, const struct moe_spec *moe
     a->stays = true;
     a->home_layer = o->shape->n_layers++;
     o->w->overflowing[a->home_layer] = a->base;
+    if (a->in_file) {
+        o->w->pageable[a->home_layer] = true;
+        o->shape->is_pageable = o->w->pageable;
+    }
     o->done += arena_bytes(a);
     progress_update(o->progress, o->done);
     return OK;
@@ -219,7 +223,8 @@ enum status weights_overflow(struct offload_shape *shape, struct model_weights *
     }
     w->be = be;
     w->overflowing = calloc(shape->n_layers, sizeof *w->overflowing);
-    if (!w->overflowing) {
+    w->pageable = calloc(shape->n_layers, sizeof *w->pageable);
+    if (!w->overflowing || !w->pageable) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the table of experts");
     }
     shape->blocks = w->overflowing;

@@ -39,7 +39,8 @@ struct offload {
     struct expert_home home;
     struct backend *device, *cpu;
     const uint8_t **blocks;
-    bool is_open; /* on the device */
+    bool *pageable; /* [n_layers] */
+    bool is_open;   /* on the device */
     struct expert_slots slots;
     struct miss_split split;
     struct mail *mail; /* or NULL */
@@ -328,6 +329,16 @@ static const struct expert_home_ops home_ops = {.step_begin = step_begin,
                                                 .will_stream = will_stream,
                                                 .streamed = streamed};
 
+static size_t count_pageable(const struct offload_shape *s)
+{
+    size_t n = 0;
+
+    for (size_t l = 0; s->is_pageable && l < s->n_layers; l++) {
+        n += s->is_pageable[l];
+    }
+    return n;
+}
+
 static enum status check_shape(const struct offload_shape *s, const struct offload_options *opt,
                                const struct backend *device, const struct backend *cpu,
                                struct error *err)
@@ -338,6 +349,13 @@ static enum status check_shape(const struct offload_shape *s, const struct offlo
     }
     if (!cpu && opt->miss != EXPERT_MISS_FETCH) {
         return error_set(err, ERR_UNSUPPORTED, "there is no CPU for missing experts");
+    }
+    if (count_pageable(s) > 0 && opt->miss == EXPERT_MISS_FETCH) {
+        return error_set(err, ERR_UNSUPPORTED,
+                         "--expert-miss fetch: the device cannot read the experts of %zu of %zu "
+                         "layers, which are in a file or could not be pinned; auto and cpu let the "
+                         "CPU compute them",
+                         count_pageable(s), s->n_layers);
     }
     if (s->n_layers == 0 || s->n_experts == 0 || s->top_k == 0 || s->top_k > s->n_experts ||
         s->top_k > EXPERT_HOME_TOP_K || s->hidden != s->block.shape.hidden) {
@@ -356,15 +374,19 @@ static enum status tables_new(struct offload *o, const struct offload_shape *s, 
         return rc;
     }
     o->blocks = calloc(s->n_layers, sizeof *o->blocks);
+    o->pageable = calloc(s->n_layers, sizeof *o->pageable);
     o->used_at = calloc(s->n_layers * s->n_experts, sizeof *o->used_at);
     o->layers = calloc(s->n_layers, sizeof *o->layers);
     o->tail_count = calloc(s->n_experts, sizeof *o->tail_count);
     o->warm = calloc(s->n_layers, sizeof *o->warm);
-    if (!o->blocks || !o->used_at || !o->layers || !o->tail_count || !o->warm) {
+    if (!o->blocks || !o->pageable || !o->used_at || !o->layers || !o->tail_count || !o->warm) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate tables of %zu experts",
                          s->n_layers * s->n_experts);
     }
     memcpy(o->blocks, s->blocks, s->n_layers * sizeof *o->blocks);
+    if (s->is_pageable) {
+        memcpy(o->pageable, s->is_pageable, s->n_layers * sizeof *o->pageable);
+    }
     return OK;
 }
 
@@ -400,6 +422,7 @@ static enum status offload_init(struct offload *o, const struct offload_shape *s
         return rc;
     }
     o->home.blocks = o->blocks;
+    o->home.is_pageable = s->is_pageable ? o->pageable : NULL;
     rc = o->device->ops->experts_open(o->device, &o->home, err);
     if (rc != OK) {
         return rc;
@@ -469,6 +492,7 @@ void offload_free(struct offload *o)
     expert_slots_release(&o->slots);
     pthread_mutex_destroy(&o->lock);
     free(o->blocks);
+    free(o->pageable);
     free(o->used_at);
     free(o->layers);
     free(o->tail_count);

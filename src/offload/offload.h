@@ -25,7 +25,8 @@ struct offload_shape {
     size_t n_layers, n_experts, top_k, hidden;
     const uint8_t *const
         *blocks; /* [n_layers], as expert_home has it; copied, what it points to is borrowed */
-    enum dtype activations; /* F32, F16, BF16: what the experts' inputs are rounded to */
+    const bool *is_pageable; /* [n_layers], as expert_home has it; NULL: none. Copied */
+    enum dtype activations;  /* F32, F16, BF16: what the experts' inputs are rounded to */
 };
 
 struct offload_options {
