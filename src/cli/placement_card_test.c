@@ -34,6 +34,7 @@ struct run {
     int64_t group_size;
     size_t rows; /* of a prompt's chunk */
     const char *quant;
+    bool is_short; /* the host's memory, by a byte */
 };
 
 static void open_model(struct model_setup *s, const struct model_resolved *r)
@@ -84,11 +85,21 @@ static void compare(const struct run *run, const struct model_setup *s)
     assert_true(planned <= used + slack);
 }
 
+static void decide(struct model_setup *s, struct model_resolved *r, const struct model_flags *f,
+                   const struct model_config *c, const struct placement_target *target)
+{
+    const struct model_setup_options o = {.quiet = true, .max_running = 2};
+    struct error err = {0};
+
+    if (model_setup_decide(s, r, f, &o, c, target, &err) != OK) {
+        fail_msg("%s", err.text);
+    }
+}
+
 static void check(const struct run *run)
 {
     const struct cuda_backend_options card = {.driver = driver};
     const struct cpu_backend_options cpu = {.n_threads = 2};
-    const struct model_setup_options o = {.quiet = true, .max_running = 2};
     struct model_flags f = {.model_path = run->dir};
     struct model_config config = {0};
     struct placement_target target;
@@ -108,9 +119,16 @@ static void check(const struct run *run)
     assert_int_equal(cuda_backend_new(&s.backend, &card, &err), OK);
     assert_int_equal(model_setup_describe(&s, &config, &f, NULL, &err), OK);
     target = device_target(s.backend, &f);
-    if (model_setup_decide(&s, &r, &f, &o, &config, &target, &err) != OK) {
-        fail_msg("%s", err.text);
+    target.folder_fault[0] = '\0'; /* whatever disks there are */
+    target.folder = "/tmp";
+    target.folder_bytes_max = SIZE_MAX;
+    decide(&s, &r, &f, &config, &target);
+    if (run->is_short) {
+        target.host_bytes_max = s.placement->plan.host_wanted - 1;
+        s.settings.n = 0;
+        decide(&s, &r, &f, &config, &target);
     }
+    assert_int_equal(s.placement->plan.in_file, run->is_short);
     open_model(&s, &r);
     compare(run, &s);
     model_config_release(&config);
@@ -120,14 +138,15 @@ static void check(const struct run *run)
 static void test_bytes(void **state)
 {
     static const struct run runs[] = {
-        {RILL, "bfloat16", "auto", NULL, -1, 256, "none"},
-        {RILL, "bfloat16", "auto", NULL, -1, 256, "int8"},
-        {RILL, "float16", "fp8_e4m3", "25%", -1, 256, "none"},
-        {RILL, "float32", "auto", "0", -1, 64, "none"},
-        {RILL, "bfloat16", "auto", "16", 4, 512, "int8"},
-        {NEXT, "bfloat16", "auto", NULL, -1, 128, "int8"}, /* rewritten, then quantised */
-        {FIXTURE, "bfloat16", "auto", NULL, -1, 128, "none"},
-        {FIXTURE, "float16", "auto", "50%", -1, 128, "none"},
+        {RILL, "bfloat16", "auto", NULL, -1, 256, "none", false},
+        {RILL, "bfloat16", "auto", NULL, -1, 256, "int8", false},
+        {RILL, "float16", "fp8_e4m3", "25%", -1, 256, "none", false},
+        {RILL, "float32", "auto", "0", -1, 64, "none", false},
+        {RILL, "bfloat16", "auto", "16", 4, 512, "int8", false},
+        {NEXT, "bfloat16", "auto", NULL, -1, 128, "int8", false}, /* rewritten, then quantised */
+        {FIXTURE, "bfloat16", "auto", NULL, -1, 128, "none", false},
+        {FIXTURE, "float16", "auto", "50%", -1, 128, "none", false},
+        {RILL, "bfloat16", "auto", "25%", -1, 256, "int8", true},
     };
 
     (void)state;
