@@ -37,6 +37,8 @@ enum {
         EXPERT_HOME_ROWS * EXPERT_HOME_TOP_K, /* also: misses of a layer at the most */
     EXPERT_HOME_VICTIMS = 1024,               /* slots that one step may refill */
     EXPERT_HOME_NEXT = 8,                     /* predicted experts that a layer may fetch ahead */
+    EXPERT_HOME_LARGE_ROWS =
+        128, /* rows of a large step that the CPU may share: scratch is for so many */
     EXPERT_MAIL_LINE = 64,
 };
 
@@ -92,12 +94,14 @@ struct expert_home_ops {
     void (*step_end)(void *ctx, const struct expert_report *report);
     /* For large steps: the slot that holds an expert, or -1. */
     int32_t (*slot_of)(void *ctx, size_t layer, size_t expert);
-    /* For large steps whose choices the device had to ask for: marks experts without a slot that the CPU shall
-     * compute (on_cpu [n_experts], all false before). How many; 0: none. May be NULL: never any. */
+    /* For large steps of at most EXPERT_HOME_LARGE_ROWS rows whose choices the device had to ask for: marks experts
+     * without a slot that the CPU shall compute (on_cpu [n_experts], all false before). How many; 0: none. NULL, or
+     * without has_cpu: never any. */
     size_t (*large_divide)(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
                            bool *on_cpu);
     /* Computes them, on the calling thread and the CPU's own: for idx [n_rows][top_k] (-1: not the CPU's), prob the
-     * same, x and y [n_rows][hidden] float32, as in a mail. The device's launches go on meanwhile. */
+     * same, x and y [n_rows][hidden] float32, as in a mail. The device's launches go on meanwhile. No small step is
+     * open. An error ends the step. */
     enum status (*large_compute)(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
                                  const float *prob, const float *x, float *y, struct error *err);
     /* These experts [n] of a layer will be copied next, in this order: their blocks may be brought to memory. In large

@@ -12,8 +12,10 @@
  * Trade: a group is computed together, so with more parts each has fewer experts, and launches of few blocks
  *        leave the card idle at their ends; with fewer parts a copy waits longer for its place. The link is
  *        the limit in steps of few rows, so those have more parts (parts_of()).
- * Where: each pass has a table of where its experts are: in a slot, in a part, or, if nobody wants it, on the
- *        host. Tables are made in pinned memory and go ahead of the pass's first copies. */
+ * Where: each pass has a table of where its experts are: in a slot, in a part, or, if nobody wants it, nowhere.
+ *        Tables are made in pinned memory and go ahead of the pass's first copies.
+ * Pageable blocks: the driver copies them to memory of its own before the call returns, so this thread waits for
+ *        their place in the ring; nothing that place waits for is this thread's. */
 #include "backend/cuda/cuda_stream.h"
 
 #include <stdlib.h>
@@ -21,6 +23,7 @@
 
 #include "backend/cuda/cuda_experts.h"
 #include "backend/cuda/cuda_private.h"
+#include "backend/cuda/cuda_share.h"
 #include "base/size.h"
 
 enum {
@@ -48,8 +51,10 @@ struct cuda_stream {
     const struct expert_home *home;
     CUstream copies;
     CUevent arrived[PARTS_MANY], is_free[PARTS_MANY];
+    CUevent turn; /* where streams take turns: the launches before a group's copies */
     CUdeviceptr staging;
-    size_t scratch_max; /* 0: as usual */
+    size_t scratch_max;       /* 0: as usual */
+    struct cuda_share *share; /* the CPU's part; NULL: it has none */
 
     /* Passes of a step take these in turn: one per layer, and as many as can be planned ahead. So the host
      * does not wait for one, but in steps of several segments. */
@@ -60,7 +65,7 @@ struct cuda_stream {
     uint8_t *host_tables;  /* [n_passes] pinned: matrices [n_experts][3], then groups [n_experts] */
     CUdeviceptr tables;    /* the same on the card */
     int32_t *asked;        /* choices of a step that is too small for ALL_WANTED */
-    bool *is_wanted;       /* [n_experts] */
+    bool *is_wanted;       /* [n_experts] of the card */
     size_t layer_streamed; /* of the passes of the present layer */
     size_t layer_asked;    /* rows of `asked`; 0: it was not necessary */
 
@@ -89,7 +94,8 @@ static size_t passes_of(const struct expert_home *home)
 
 size_t cuda_stream_bytes(const struct expert_home *home)
 {
-    return home->n_staging * home->block.n_bytes + passes_of(home) * table_bytes_of(home);
+    return home->n_staging * home->block.n_bytes + passes_of(home) * table_bytes_of(home) +
+           cuda_share_bytes(home);
 }
 
 size_t cuda_stream_scratch(const struct cuda_backend *be, size_t usual)
@@ -145,6 +151,7 @@ static enum status device_new(struct cuda_backend *be, struct cuda_stream *st, s
         rc = event_new(be, &st->arrived[i], err);
         rc = rc == OK ? event_new(be, &st->is_free[i], err) : rc;
     }
+    rc = rc == OK ? event_new(be, &st->turn, err) : rc;
     for (size_t i = 0; rc == OK && i < st->n_passes; i++) {
         rc = event_new(be, &st->passes[i].ended, err);
     }
@@ -183,6 +190,7 @@ enum status cuda_stream_open(struct cuda_backend *be, const struct expert_home *
     be->own->streaming = st;
     rc = host_memory_new(st, err);
     rc = rc == OK ? device_new(be, st, err) : rc;
+    rc = rc == OK ? cuda_share_open(&st->share, be, home, err) : rc;
     if (rc != OK) {
         cuda_stream_close(be);
     }
@@ -204,6 +212,7 @@ void cuda_stream_close(struct cuda_backend *be)
         event_free(be, st->arrived[i]);
         event_free(be, st->is_free[i]);
     }
+    event_free(be, st->turn);
     for (size_t i = 0; st->passes && i < st->n_passes; i++) {
         event_free(be, st->passes[i].ended);
     }
@@ -216,6 +225,7 @@ void cuda_stream_close(struct cuda_backend *be)
     if (st->staging) {
         be->drv->mem_free(st->staging);
     }
+    cuda_share_close(be, st->share);
     free(st->passes);
     free(st->streamed_all);
     free(st->asked);
@@ -264,7 +274,7 @@ static bool wants_all(const struct cuda_stream *st, size_t n_rows)
     return n_rows * st->home->top_k >= ALL_WANTED * st->home->n_experts;
 }
 
-/* Reads the layer's choices back, which waits for the card. */
+/* Reads the layer's choices back, which waits for the card, and lets the CPU have its part of them. */
 static enum status ask(struct cuda_backend *be, struct cuda_stream *st, const struct op *op,
                        struct error *err)
 {
@@ -280,7 +290,9 @@ static enum status ask(struct cuda_backend *be, struct cuda_stream *st, const st
         }
     }
     st->layer_asked = rc == OK ? n_rows : 0;
-    return rc;
+    return rc == OK && st->share
+               ? cuda_share_divide(be, st->share, op, n_rows, st->asked, st->is_wanted, err)
+               : rc;
 }
 
 static void place_set(struct experts_matrix *m, const struct expert_home *home, const void *block)
@@ -315,7 +327,6 @@ static void table_fill(const struct cuda_backend *be, struct cuda_stream *st, st
                        uint8_t *table)
 {
     const struct expert_home *home = st->home;
-    const uint8_t *host = home->blocks[p->op->u.experts.home_layer];
     struct experts_matrix *m = (struct experts_matrix *)(void *)table;
     int32_t *group = (int32_t *)(void *)(m + home->n_experts * EXPERTS_MATRICES);
     size_t n_bytes = home->block.n_bytes, n_resident = 0, n_streamed = 0;
@@ -332,8 +343,8 @@ static void table_fill(const struct cuda_backend *be, struct cuda_stream *st, st
 
             place_set(m, home, (const void *)(uintptr_t)staged_at(st, p, n_streamed++, g));
             group[e] = (int32_t)g;
-        } else {
-            place_set(m, home, host + e * n_bytes);
+        } else { /* nowhere: who reads it all the same fails at once */
+            memset(m, 0, EXPERTS_MATRICES * sizeof *m);
             group[e] = 0;
         }
     }
@@ -455,7 +466,7 @@ static enum status copies_go_on(struct cuda_backend *be, struct cuda_stream *st,
 {
     enum status rc = OK;
 
-    while (rc == OK && st->n_copied - st->n_launched < st->n_parts) {
+    while (rc == OK && !st->home->takes_turns && st->n_copied - st->n_launched < st->n_parts) {
         const struct pass *last = pass_at(st, st->n_planned - 1);
         bool is_planned = true;
 
@@ -468,6 +479,19 @@ static enum status copies_go_on(struct cuda_backend *be, struct cuda_stream *st,
         rc = rc == OK ? group_copy(be, st, err) : rc;
     }
     return rc;
+}
+
+/* The present group's, after all that was launched: nothing was copied ahead of it. */
+static enum status copies_take_turn(struct cuda_backend *be, struct cuda_stream *st,
+                                    struct error *err)
+{
+    enum status rc = cuda_result(be, be->drv->event_record(st->turn, be->stream), err,
+                                 "cuEventRecord before copies");
+
+    rc = rc == OK ? cuda_result(be, be->drv->stream_wait_event(st->copies, st->turn, 0), err,
+                                "cuStreamWaitEvent of copies")
+                  : rc;
+    return rc == OK ? group_copy(be, st, err) : rc;
 }
 
 /* ---- a step ---- */
@@ -555,6 +579,8 @@ enum status cuda_stream_begin(struct cuda_backend *be, const struct op *op,
                          size_divide_up(p->n_resident, p->is_asked ? 1 : p->n_groups),
         .other_experts = size_divide_up(p->n_streamed, p->n_groups) +
                          (p->is_asked ? 0 : size_divide_up(p->n_resident, p->n_groups)),
+        .idx = p->is_asked ? cuda_share_idx(st->share, row0) : NULL,
+        .more = p->is_asked ? cuda_share_sum(st->share, row0) : NULL,
     };
     return OK;
 }
@@ -563,9 +589,11 @@ enum status cuda_stream_wait(struct cuda_backend *be, struct error *err)
 {
     struct cuda_stream *st = be->own->streaming;
     size_t part = st->n_launched % st->n_parts;
+    enum status rc = st->home->takes_turns ? copies_take_turn(be, st, err) : OK;
 
-    return cuda_result(be, be->drv->stream_wait_event(be->stream, st->arrived[part], 0), err,
-                       "cuStreamWaitEvent of launches");
+    return rc == OK ? cuda_result(be, be->drv->stream_wait_event(be->stream, st->arrived[part], 0),
+                                  err, "cuStreamWaitEvent of launches")
+                    : rc;
 }
 
 enum status cuda_stream_done(struct cuda_backend *be, struct error *err)
@@ -577,6 +605,15 @@ enum status cuda_stream_done(struct cuda_backend *be, struct error *err)
 
     st->n_launched += rc == OK;
     return rc == OK ? copies_go_on(be, st, err) : rc;
+}
+
+enum status cuda_stream_share(struct cuda_backend *be, struct error *err)
+{
+    struct cuda_stream *st = be->own->streaming;
+    const struct pass *p = pass_at(st, st->n_begun - 1);
+
+    /* once for all segments */
+    return p->row0 == 0 ? cuda_share_compute(be, st->share, p->op, err) : OK;
 }
 
 enum status cuda_stream_end(struct cuda_backend *be, struct error *err)

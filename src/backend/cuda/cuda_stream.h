@@ -13,8 +13,11 @@
  *
  *             cuda_stream_begin()
  *             for each group: cuda_stream_wait(), the launches, cuda_stream_done()
+ *             cuda_stream_share(), if the CPU has a part (cuda_share.h)
  *             cuda_stream_end()
  *
+ * Turns:  home->takes_turns: a group's copies begin when what was launched before has ended, and its launches when
+ *         they have; nothing is copied ahead. Same results, to measure what overlapping brings.
  * Errors: the step fails; the next one begins anew. */
 #ifndef BACKEND_CUDA_CUDA_STREAM_H
 #define BACKEND_CUDA_CUDA_STREAM_H
@@ -30,7 +33,7 @@ enum status cuda_stream_open(struct cuda_backend *be, const struct expert_home *
 /* Waits for its copies. Nothing when none is open. */
 void cuda_stream_close(struct cuda_backend *be);
 
-/* Bytes of device memory that cuda_stream_open() allocates: staging and tables. */
+/* Bytes of device memory that cuda_stream_open() allocates: staging, tables, choices. */
 size_t cuda_stream_bytes(const struct expert_home *home);
 
 /* Bytes that the scratch of a segment may have: `usual`, unless a test has set a limit, before prepare(). */
@@ -42,7 +45,10 @@ struct cuda_pass {
     const int32_t *group_of;
     size_t n_groups;
     size_t first_experts,
-        other_experts; /* how many are in the first group, in each other at most */
+        other_experts;  /* how many are in the first group, in each other at most */
+    const int32_t *idx; /* the card's choices, if some are the CPU's; NULL: the op's own */
+    const float
+        *more; /* what cuda_stream_share() computes, to be added to the rows' sums; or NULL */
 };
 
 /* The segment of the op that begins at row0; to be launched on be->stream after this. */
@@ -53,6 +59,8 @@ enum status cuda_stream_begin(struct cuda_backend *be, const struct op *op,
 enum status cuda_stream_wait(struct cuda_backend *be, struct error *err);
 /* The group's launches were made. */
 enum status cuda_stream_done(struct cuda_backend *be, struct error *err);
+/* Where `more` is there: the products of all groups were launched. It may be read by launches from here on. */
+enum status cuda_stream_share(struct cuda_backend *be, struct error *err);
 /* The pass's last launch was made. */
 enum status cuda_stream_end(struct cuda_backend *be, struct error *err);
 

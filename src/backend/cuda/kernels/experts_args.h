@@ -90,6 +90,7 @@ struct experts_args {
                            keep float32 here */
     uint16_t *mid_packed; /* [slots][width]; the same as mid without has_perm */
     float *y;             /* [slots][n_out] what down gave */
+    const float *more;    /* [rows][n_out] added to each row's sum; NULL: nothing */
 };
 
 #endif

@@ -184,13 +184,15 @@ KERNEL(experts_gather_mid, experts_args, EXPERTS_ROW_THREADS, 2)
     }
 }
 
-/* out: a row's slots in the order of its choices. A block per row. */
+/* out: a row's slots in the order of its choices, then what others computed of it, which may be in the host's memory. A
+ * block per row. */
 KERNEL(experts_sum, experts_args, EXPERTS_ROW_THREADS, 4)
 {
     SHARED float prob[EXPERTS_CHOICES_MAX];
     SHARED int32_t slots[EXPERTS_CHOICES_MAX];
     int row = (int)blockIdx.x, tid = (int)threadIdx.x;
     float *out = a.out + (size_t)row * (size_t)a.n_out;
+    const float *more = a.more ? a.more + (size_t)row * (size_t)a.n_out : NULL;
     bool is_wide = a.n_out % 4 == 0;
 
     depend_launch();
@@ -216,6 +218,14 @@ KERNEL(experts_sum, experts_args, EXPERTS_ROW_THREADS, 4)
                 sum.w += prob[j] * y.w;
             }
         }
+        if (more) {
+            float4 y = *(const float4 *)(more + c);
+
+            sum.x += y.x;
+            sum.y += y.y;
+            sum.z += y.z;
+            sum.w += y.w;
+        }
         *(float4 *)(out + c) = sum;
     }
     for (int c = tid; !is_wide && c < a.n_out; c += EXPERTS_ROW_THREADS) {
@@ -226,6 +236,6 @@ KERNEL(experts_sum, experts_args, EXPERTS_ROW_THREADS, 4)
                 sum += prob[j] * a.y[(size_t)slots[j] * (size_t)a.n_out + (size_t)c];
             }
         }
-        out[c] = sum;
+        out[c] = more ? sum + more[c] : sum;
     }
 }
