@@ -121,7 +121,8 @@ static enum status weights_bring(struct model *m, struct progress *progress, str
                                       .n_staging = o->n_staging,
                                       .miss = o->miss,
                                       .no_prefetch = o->no_prefetch,
-                                      .no_split = o->no_split};
+                                      .no_split = o->no_split,
+                                      .no_overlap = o->no_overlap};
 
         shape.activations = m->dtypes.compute;
         rc = offload_new(&m->offload, &shape, &how, m->be, o->cpu, err);

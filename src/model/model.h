@@ -30,7 +30,7 @@ const char *dense_quant_name(enum dense_quant q);
 struct model_offload {
     size_t n_slots, n_staging; /* as offload_options has them */
     enum expert_miss miss;
-    bool no_prefetch, no_split;
+    bool no_prefetch, no_split, no_overlap;
     /* [model layers] whose experts are in host memory and share the slots; NULL: all layers that have
      * experts. The others are on the device. */
     const bool *may_overflow;

@@ -33,7 +33,7 @@ struct mail {
     struct op *ops;                 /* [n_layers] */
     struct expert_weights *experts; /* [n_layers][n_experts] */
     struct mail_answer *log;        /* [n_layers], the thread's while a step is open */
-    struct {                        /* for mail_measure */
+    struct {                        /* for mail_measure, of MAIL_MEASURE_ROWS rows */
         float *x, *y, *prob;
         int32_t *idx;
     } trial;
@@ -176,6 +176,7 @@ static void *thread_main(void *arg)
         if (atomic_load(&m->stop)) {
             break;
         }
+        mail_rouse(m, true); /* a large step may have let them sleep */
         ticket = atomic_load(&m->ticket);
         for (size_t l = 0; l < m->home->n_layers && wait_post(m, l, ticket); l++) {
             answer(m, l, ticket);
@@ -226,31 +227,62 @@ const struct mail_answer *mail_log(const struct mail *m)
     return m->log;
 }
 
-enum status mail_measure(struct mail *m, size_t layer, size_t first_expert, size_t n,
-                         uint64_t *out_ns, struct error *err)
+/* A layer's op with other operands. */
+static enum status run_aside(struct mail *m, size_t layer, size_t n_rows, const int32_t *idx,
+                             const float *prob, const float *x, float *y, struct error *err)
 {
     struct op op = m->ops[layer];
     struct op_experts *u = &op.u.experts;
-    struct step step = {.n_rows = 1};
+    struct step step = {.n_rows = n_rows};
+
+    u->in.data = (void *)(uintptr_t)x; /* these three are only read */
+    u->idx.data = (void *)(uintptr_t)idx;
+    u->prob.data = (void *)(uintptr_t)prob;
+    u->out.data = y;
+    return m->cpu->ops->run(m->cpu, &op, &step, NULL, err);
+}
+
+enum status mail_measure(struct mail *m, size_t layer, size_t first_expert, size_t n, size_t n_rows,
+                         uint64_t *out_ns, struct error *err)
+{
+    size_t n_experts = m->home->n_experts, top_k = m->home->top_k, hidden = m->home->hidden;
     uint64_t start;
     enum status rc;
 
-    u->in.data = m->trial.x;
-    u->idx.data = m->trial.idx;
-    u->prob.data = m->trial.prob;
-    u->out.data = m->trial.y;
-    for (size_t j = 0; j < u->top_k; j++) {
-        m->trial.idx[j] = j < n ? (int32_t)((first_expert + j) % u->n_experts) : -1;
-        m->trial.prob[j] = 1.0f;
+    for (size_t i = 0; i < n_rows * top_k; i++) {
+        size_t j = i % top_k;
+
+        m->trial.idx[i] = j < n ? (int32_t)((first_expert + j) % n_experts) : -1;
+        m->trial.prob[i] = 1.0f;
     }
-    for (size_t i = 0; i < u->in.cols; i++) {
+    for (size_t i = 0; i < n_rows * hidden; i++) {
         m->trial.x[i] = (float)((int)(i % 17) - 8) / 8.0f; /* exact in every type */
     }
-    read_ahead_experts(m->home, layer, m->trial.idx, u->top_k);
+    read_ahead_experts(m->home, layer, m->trial.idx, top_k);
     start = clock_now_ns();
-    rc = m->cpu->ops->run(m->cpu, &op, &step, NULL, err);
+    rc = run_aside(m, layer, n_rows, m->trial.idx, m->trial.prob, m->trial.x, m->trial.y, err);
     *out_ns = clock_now_ns() - start;
     return rc;
+}
+
+enum status mail_compute(struct mail *m, size_t layer, size_t n_rows, const int32_t *idx,
+                         const float *prob, const float *x, float *y, struct error *err)
+{
+    if (layer >= m->home->n_layers || n_rows > EXPERT_HOME_LARGE_ROWS) {
+        return error_set(
+            err, ERR_LIMIT,
+            "%zu rows of overflowing layer %zu on the CPU (at most %d rows, %zu layers)", n_rows,
+            layer, EXPERT_HOME_LARGE_ROWS, m->home->n_layers);
+    }
+    mail_close(m); /* of a small step that failed: from here on the thread leaves the CPU alone */
+    return run_aside(m, layer, n_rows, idx, prob, x, y, err);
+}
+
+void mail_rouse(struct mail *m, bool is_awake)
+{
+    if (m->cpu->ops->awake) {
+        m->cpu->ops->awake(m->cpu, is_awake);
+    }
 }
 
 /* --- making and unmaking --- */
@@ -302,10 +334,10 @@ static enum status mail_init(struct mail *m, enum dtype activations, struct erro
     m->ops = calloc(h->n_layers + 1, sizeof *m->ops);
     m->experts = calloc(n + 1, sizeof *m->experts);
     m->log = calloc(h->n_layers + 1, sizeof *m->log);
-    m->trial.x = aligned_new(h->hidden * sizeof(float));
-    m->trial.y = aligned_new(h->hidden * sizeof(float));
-    m->trial.prob = aligned_new(h->top_k * sizeof(float));
-    m->trial.idx = aligned_new(h->top_k * sizeof(int32_t));
+    m->trial.x = aligned_new(MAIL_MEASURE_ROWS * h->hidden * sizeof(float));
+    m->trial.y = aligned_new(MAIL_MEASURE_ROWS * h->hidden * sizeof(float));
+    m->trial.prob = aligned_new(MAIL_MEASURE_ROWS * h->top_k * sizeof(float));
+    m->trial.idx = aligned_new(MAIL_MEASURE_ROWS * h->top_k * sizeof(int32_t));
     if (!m->ops || !m->experts || !m->log || !m->trial.x || !m->trial.y || !m->trial.prob ||
         !m->trial.idx) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate tables of %zu experts", n);
@@ -313,8 +345,9 @@ static enum status mail_init(struct mail *m, enum dtype activations, struct erro
     for (size_t l = 0; rc == OK && l < h->n_layers; l++) {
         rc = layer_init(m, l, activations, err);
     }
-    return rc != OK ? rc
-                    : m->cpu->ops->prepare(m->cpu, m->ops, h->n_layers, EXPERT_HOME_ROWS, 1, err);
+    return rc != OK
+               ? rc
+               : m->cpu->ops->prepare(m->cpu, m->ops, h->n_layers, EXPERT_HOME_LARGE_ROWS, 1, err);
 }
 
 enum status mail_new(struct mail **out, const struct expert_home *home, enum dtype activations,

@@ -7,8 +7,10 @@
  *         the next token follows at once, and then sleeps on a condition variable.
  * Cost:   one core, beside the workers, while tokens are made. The CPU backend should have one thread
  *         less than there are cores: its caller, this thread, computes too.
+ * Large:  between small steps the thread has nothing to compute, so the thread that runs steps may use the CPU
+ *         itself: mail_compute() ends what is left of a small step first.
  * Faults: if a computation fails, the answer is NaN: the device's check ends the requests of the step.
- * Thread: open, close, measure and the log: the thread that runs steps. */
+ * Thread: open, close, measure, compute, rouse and the log: the thread that runs steps. */
 #ifndef OFFLOAD_MAIL_H
 #define OFFLOAD_MAIL_H
 
@@ -41,9 +43,19 @@ void mail_open(struct mail *m, uint32_t ticket);
 void mail_close(struct mail *m);
 const struct mail_answer *mail_log(const struct mail *m); /* [home->n_layers] */
 
-/* Computes n experts (at most top_k) of a layer for one made-up row and throws the result away; nanoseconds.
- * Not while a step is open. */
-enum status mail_measure(struct mail *m, size_t layer, size_t first_expert, size_t n,
+enum { MAIL_MEASURE_ROWS = 8 };
+
+/* Computes n experts (at most top_k) of a layer for so many made-up rows, all of which chose them, and throws the result
+ * away; nanoseconds. Not while a step is open. */
+enum status mail_measure(struct mail *m, size_t layer, size_t first_expert, size_t n, size_t n_rows,
                          uint64_t *out_ns, struct error *err);
+
+/* The CPU's part of a layer of a large step, as large_compute in expert_home.h; x is rounded to the activations' type.
+ * ERR_LIMIT: too many rows. */
+enum status mail_compute(struct mail *m, size_t layer, size_t n_rows, const int32_t *idx,
+                         const float *prob, const float *x, float *y, struct error *err);
+
+/* Whether the CPU's workers shall stay awake for the next mail_compute(). */
+void mail_rouse(struct mail *m, bool is_awake);
 
 #endif

@@ -258,7 +258,7 @@ static void times_can_be_measured(void **state)
 
     (void)state;
     rig_make(&r);
-    assert_int_equal(mail_measure(r.mail, LAYERS - 1, EXPERTS - 1, TOP_K, &ns, NULL), OK);
+    assert_int_equal(mail_measure(r.mail, LAYERS - 1, EXPERTS - 1, TOP_K, 1, &ns, NULL), OK);
     assert_true(ns > 0);
     rig_release(&r);
 }

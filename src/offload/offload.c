@@ -3,6 +3,10 @@
  * Between two steps nothing moves, so all decisions are taken there: step_begin says which slots may go and
  * how misses are split, step_end learns what happened. Within a step only the mail thread works here.
  *
+ * In large steps of few rows the CPU has a part too (large_split.h): the thread that runs the step computes it. As
+ * for what cannot be fetched within the budget, --expert-miss auto and cpu are the same there: a prompt whose every
+ * missing expert were the CPU's would take seconds.
+ *
  * After a prompt slots hold what they held before, though its last rows tell what the answer will ask for.
  * Experts that several of them chose are remembered by `streamed`, and brought in before the next small
  * step: during the large one a slot must not change. */
@@ -17,6 +21,7 @@
 #include "base/clock.h"
 #include "base/size.h"
 #include "offload/expert_slots.h"
+#include "offload/large_split.h"
 #include "offload/mail.h"
 #include "offload/miss_split.h"
 #include "offload/read_ahead.h"
@@ -28,6 +33,7 @@ enum {
     WARM_STEP_MAX = 128, /* and in all: about 4 ms over a fast link */
     VICTIMS_FADE = 8,    /* a part of it is forgotten by step */
     TRIALS = 8,          /* of the CPU at the start */
+    TRIAL_EXPERTS = 4,
 };
 
 struct warm { /* candidates of a layer */
@@ -44,6 +50,11 @@ struct offload {
     struct expert_slots slots;
     struct miss_split split;
     struct mail *mail; /* or NULL */
+    struct large_split large;
+    bool shares_large;       /* the CPU may have a part of large steps */
+    size_t n_divided;        /* experts of the layer that was divided last: the CPU's, */
+    size_t n_divided_others; /* and those that stream */
+    uint64_t divided_ns;     /* when */
 
     uint32_t ticket; /* of the step before, or of the one that is open */
     uint64_t step_start_ns;
@@ -133,6 +144,9 @@ static void streamed(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
         warm_choose(o, &o->warm[layer], layer, idx + (n_rows - n_tail) * o->home.top_k,
                     n_tail * o->home.top_k);
         o->has_warm = o->has_warm || o->warm[layer].n > 0;
+    }
+    if (layer + 1 == o->home.n_layers && o->shares_large) {
+        mail_rouse(o->mail, false);
     }
     pthread_mutex_lock(&o->lock);
     o->stats.n_streamed += n_streamed;
@@ -307,11 +321,58 @@ static void step_end(void *ctx, const struct expert_report *r)
     pthread_mutex_unlock(&o->lock);
 }
 
+/* --- large steps --- */
+
 static int32_t slot_of(void *ctx, size_t layer, size_t expert)
 {
     const struct offload *o = ctx;
 
     return expert_slots_find(&o->slots, layer, expert);
+}
+
+static size_t large_divide(void *ctx, size_t layer, size_t n_rows, const int32_t *idx, bool *on_cpu)
+{
+    struct offload *o = ctx;
+    const struct expert_home *h = &o->home;
+
+    if (!o->shares_large || layer >= h->n_layers || n_rows > EXPERT_HOME_LARGE_ROWS) {
+        return 0;
+    }
+    o->n_divided = large_split_divide(
+        &o->large, n_rows, h->top_k, idx, o->slots.slot_of + layer * h->n_experts,
+        expert_home_is_pageable(h, layer), on_cpu, &o->n_divided_others);
+    if (o->n_divided > 0) { /* while the device launches */
+        for (size_t i = 0; i < o->n_divided; i++) {
+            read_ahead_experts(h, layer, &o->large.by[i].expert, 1);
+        }
+        mail_rouse(o->mail, true);
+    }
+    o->divided_ns = clock_now_ns();
+    return o->n_divided;
+}
+
+static enum status large_compute(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
+                                 const float *prob, const float *x, float *y, struct error *err)
+{
+    struct offload *o = ctx;
+    uint64_t start = clock_now_ns(), ns;
+    enum status rc = mail_compute(o->mail, layer, n_rows, idx, prob, x, y, err);
+
+    if (rc != OK) {
+        mail_rouse(o->mail, false);
+        return rc;
+    }
+    ns = clock_now_ns() - start;
+    large_split_learn(&o->large, (double)ns);
+    if (expert_home_is_pageable(&o->home, layer) && o->n_divided_others > 0) {
+        /* such copies were made before the device came here */
+        large_split_learn_copies(&o->large, o->n_divided_others, (double)(start - o->divided_ns));
+    }
+    pthread_mutex_lock(&o->lock);
+    o->stats.n_large_cpu += o->n_divided;
+    o->stats.large_cpu_ns += ns;
+    pthread_mutex_unlock(&o->lock);
+    return OK;
 }
 
 static void will_stream(void *ctx, size_t layer, const int32_t *experts, size_t n)
@@ -327,6 +388,8 @@ static const struct expert_home_ops home_ops = {.step_begin = step_begin,
                                                 .step_end = step_end,
                                                 .slot_of = slot_of,
                                                 .will_stream = will_stream,
+                                                .large_divide = large_divide,
+                                                .large_compute = large_compute,
                                                 .streamed = streamed};
 
 static size_t count_pageable(const struct offload_shape *s)
@@ -375,6 +438,10 @@ static enum status tables_new(struct offload *o, const struct offload_shape *s, 
     }
     o->blocks = calloc(s->n_layers, sizeof *o->blocks);
     o->pageable = calloc(s->n_layers, sizeof *o->pageable);
+    rc = large_split_init(&o->large, s->n_experts, err);
+    if (rc != OK) {
+        return rc;
+    }
     o->used_at = calloc(s->n_layers * s->n_experts, sizeof *o->used_at);
     o->layers = calloc(s->n_layers, sizeof *o->layers);
     o->tail_count = calloc(s->n_experts, sizeof *o->tail_count);
@@ -471,6 +538,7 @@ enum status offload_new(struct offload **out, const struct offload_shape *shape,
         return rc;
     }
     split_start(o, opt, 0, 0);
+    o->shares_large = o->mail && !opt->no_split;
     o->stats.n_layers = o->home.n_layers;
     o->stats.n_experts = o->home.n_experts;
     o->stats.n_slots = o->home.n_slots;
@@ -493,6 +561,7 @@ void offload_free(struct offload *o)
     pthread_mutex_destroy(&o->lock);
     free(o->blocks);
     free(o->pageable);
+    large_split_release(&o->large);
     free(o->used_at);
     free(o->layers);
     free(o->tail_count);
@@ -507,25 +576,38 @@ const struct expert_home *offload_home(const struct offload *o)
 
 /* --- the first filling --- */
 
-/* What one expert takes the CPU: the best of some trials with one expert and with all that a row chooses,
- * each with experts that no cache holds. 0: not known. */
-static double cpu_trial_ns(struct offload *o)
+/* What several experts of one row take the CPU longer than one, or several of many rows longer than of few: for each
+ * expert more, or for each row more of an expert. The best of some trials, each with experts that no cache
+ * holds. 0: not known. */
+static double cpu_trial_ns(struct offload *o, bool of_rows)
 {
-    size_t many = size_min(o->home.top_k, 4);
+    static const size_t rows[2] = {2, MAIL_MEASURE_ROWS};
+    size_t many = size_min(o->home.top_k, TRIAL_EXPERTS);
+    double times = of_rows ? (double)(many * (rows[1] - rows[0])) : (double)many - 1;
     uint64_t best[2] = {UINT64_MAX, UINT64_MAX};
 
     for (size_t i = 0; o->mail && i < 2 * TRIALS; i++) {
+        size_t n_experts = of_rows || i % 2 ? many : 1, n_rows = of_rows ? rows[i % 2] : 1;
         uint64_t ns;
 
-        if (mail_measure(o->mail, (i * 7) % o->home.n_layers, i * many, i % 2 ? many : 1, &ns,
+        if (mail_measure(o->mail, (i * 7) % o->home.n_layers, i * many, n_experts, n_rows, &ns,
                          NULL) != OK) {
             return 0;
         }
         best[i % 2] = ns < best[i % 2] ? ns : best[i % 2];
     }
-    return o->mail && many > 1 && best[1] > best[0]
-               ? (double)(best[1] - best[0]) / (double)(many - 1)
-               : 0;
+    return o->mail && times > 0 && best[1] > best[0] ? (double)(best[1] - best[0]) / times : 0;
+}
+
+static void times_set(struct offload *o, double fetch_ns)
+{
+    struct miss_split_options so = o->split.o;
+    struct large_times large = {.link = fetch_ns, .row = cpu_trial_ns(o, true)};
+
+    so.fetch_ns = fetch_ns;
+    so.cpu_ns = large.expert = cpu_trial_ns(o, false);
+    miss_split_init(&o->split, &so);
+    large_split_times(&o->large, &large);
 }
 
 /* What slot `slot` is filled with: a first expert of each layer, a second... */
@@ -550,7 +632,6 @@ enum status offload_fill(struct offload *o, struct progress *progress, struct er
 {
     const struct expert_home *h = &o->home;
     uint64_t start = clock_now_ns();
-    struct miss_split_options so = o->split.o;
     enum status rc = OK;
 
     if (progress) {
@@ -585,9 +666,7 @@ enum status offload_fill(struct offload *o, struct progress *progress, struct er
         error_prefix(err, "experts to the device");
         return rc;
     }
-    so.fetch_ns = h->n_slots > 0 ? (double)(clock_now_ns() - start) / (double)h->n_slots : 0;
-    so.cpu_ns = cpu_trial_ns(o);
-    miss_split_init(&o->split, &so);
+    times_set(o, h->n_slots > 0 ? (double)(clock_now_ns() - start) / (double)h->n_slots : 0);
     return OK;
 }
 

@@ -32,7 +32,8 @@ struct offload_shape {
 struct offload_options {
     size_t n_slots, n_staging; /* n_staging 0: OFFLOAD_STAGING_DEFAULT */
     enum expert_miss miss;
-    /* For measurements: nothing is fetched ahead; auto = all to the CPU; large steps copy and compute in turns. */
+    /* For measurements: nothing is fetched ahead; auto = all to the CPU, and none in large steps; large steps copy and
+     * compute in turns. */
     bool no_prefetch, no_split, no_overlap;
 };
 
@@ -57,7 +58,8 @@ struct offload_stats {
     uint64_t n_hits, n_fetched, n_cpu; /* of small steps */
     uint64_t n_in_place;               /* of n_fetched: read over the link, but not kept */
     uint64_t n_next, n_next_used;      /* fetched ahead, and of those asked for in the same step */
-    uint64_t n_streamed;               /* of large steps */
+    uint64_t n_streamed, n_large_cpu;  /* of large steps: over the link; computed by the CPU */
+    uint64_t large_cpu_ns;             /* the latter */
     uint64_t cpu_ns, cpu_wait_ns;      /* computing; from a post to its answer */
     uint64_t n_failed;                 /* layers for which the CPU could not answer */
     double fetch_bytes_per_s, cpu_bytes_per_s; /* as measured of late; 0: not yet */

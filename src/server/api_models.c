@@ -163,12 +163,13 @@ static void write_offload(struct buf *out, const struct offload_stats *o)
                 (unsigned long long)o->n_hits, (unsigned long long)o->n_fetched,
                 (unsigned long long)o->n_in_place, (unsigned long long)o->n_cpu);
     buf_appendf(out,
-                "\"prefetched\":%llu,\"prefetched_used\":%llu,\"streamed\":%llu,"
+                "\"prefetched\":%llu,\"prefetched_used\":%llu,\"streamed\":%llu,\"large_cpu\":%llu,"
                 "\"hit_rate\":%.6g,\"fetch_share\":%.6g,\"link_bytes_per_second\":%.6g,"
                 "\"cpu_bytes_per_second\":%.6g},",
                 (unsigned long long)o->n_next, (unsigned long long)o->n_next_used,
-                (unsigned long long)o->n_streamed, asked > 0 ? (double)o->n_hits / asked : 0,
-                o->fetch_share, o->fetch_bytes_per_s, o->cpu_bytes_per_s);
+                (unsigned long long)o->n_streamed, (unsigned long long)o->n_large_cpu,
+                asked > 0 ? (double)o->n_hits / asked : 0, o->fetch_share, o->fetch_bytes_per_s,
+                o->cpu_bytes_per_s);
 }
 
 void api_server_info(struct server *s, struct conn *c)

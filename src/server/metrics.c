@@ -147,6 +147,8 @@ static void write_experts(struct buf *out, const char *label, const struct offlo
                  ratio((double)o->n_next_used, ahead));
     write_number(out, label, "offload_streamed_total", "counter",
                  "Experts that large steps brought past the device.", streamed);
+    write_number(out, label, "offload_large_cpu_total", "counter",
+                 "Experts of large steps that the CPU computed.", (double)o->n_large_cpu);
 }
 
 static void write_engines(struct buf *out, const char *label, const struct offload_stats *o)
@@ -157,11 +159,14 @@ static void write_engines(struct buf *out, const char *label, const struct offlo
                  "Bytes of experts that went over the link.", over_link * (double)o->block_bytes);
     write_number(out, label, "offload_cpu_bytes_total", "counter",
                  "Bytes of experts that the CPU computed with.",
-                 (double)o->n_cpu * (double)o->block_bytes);
+                 ((double)o->n_cpu + (double)o->n_large_cpu) * (double)o->block_bytes);
     write_number(out, label, "offload_cpu_seconds_total", "counter",
                  "Time in which the CPU computed misses.", (double)o->cpu_ns * 1e-9);
     write_number(out, label, "offload_cpu_wait_seconds_total", "counter",
                  "Time from questions to the CPU to its answers.", (double)o->cpu_wait_ns * 1e-9);
+    write_number(out, label, "offload_large_cpu_seconds_total", "counter",
+                 "Time in which the CPU computed experts of large steps.",
+                 (double)o->large_cpu_ns * 1e-9);
     write_number(out, label, "offload_link_bytes_per_second", "gauge",
                  "Speed of fetches, as measured of late.", o->fetch_bytes_per_s);
     write_number(out, label, "offload_cpu_bytes_per_second", "gauge",
