@@ -1,6 +1,8 @@
 /* cuda_stream_test.c - experts that stream past the card give the bits of experts that are all on it: several
  * layers and segments, a ring that is smaller than a layer, every kind of weight, experts in slots; with
- * streams that are late in every way (cuda_late_testing.h); with every call failing in turn.
+ * streams that are late in every way (cuda_late_testing.h); with every call failing in turn; with copies and
+ * launches that take turns. Where the CPU has a part (cuda_share.h), rows without it are the same bits, others
+ * what the CPU's arithmetic gives.
  *
  * Without a card all of it is emulated; with one, the sizes of a real layer are run too. */
 #include "backend/cpu/cpu_test_util.h"
@@ -71,9 +73,14 @@ static void part_fill(const struct weight *w, uint64_t *seed)
 
 /* ---- a bed: layers of experts, with and without a home ---- */
 
+/* What the CPU has of the chosen experts without a slot, where choices are asked for. */
+enum share { SHARE_NO_CPU, SHARE_NOTHING, SHARE_EVERY_SECOND, SHARE_ALL };
+
 struct bed {
     const struct kind *kind;
     struct sizes is;
+    enum share share;
+    bool takes_turns;
     struct expert_block block;
     uint8_t *blocks[LAYERS_MAX]; /* on the host, as the device's host_new gives it */
     const uint8_t *const_blocks[LAYERS_MAX];
@@ -89,6 +96,10 @@ struct home_log { /* what the home was told, per layer */
     bool is_resident[LAYERS_MAX][64];
     const struct bed *bed;
     int32_t slot_of[LAYERS_MAX][64];
+    bool on_cpu[LAYERS_MAX][64];
+    struct backend *cpu;
+    struct op cpu_ops[LAYERS_MAX];
+    size_t n_computed, fail_compute_at; /* calls, counted from 1; 0: none fails */
 };
 
 static int32_t slot_of(void *ctx, size_t layer, size_t expert)
@@ -104,6 +115,52 @@ static bool is_chosen(const struct bed *b, size_t layer, size_t e)
         }
     }
     return false;
+}
+
+static size_t large_divide(void *ctx, size_t layer, size_t n_rows, const int32_t *idx, bool *on_cpu)
+{
+    struct home_log *log = ctx;
+    const struct bed *b = log->bed;
+    size_t n = 0;
+
+    assert_int_equal(n_rows, b->is.n_rows);
+    assert_true(n_rows <= EXPERT_HOME_LARGE_ROWS);
+    assert_memory_equal(idx, b->idx[layer], n_rows * b->is.top_k * sizeof *idx);
+    for (size_t e = 0; e < b->is.n_experts; e++) {
+        assert_false(on_cpu[e]);
+        on_cpu[e] =
+            log->slot_of[layer][e] < 0 && is_chosen(b, layer, e) &&
+            (b->share == SHARE_ALL || (b->share == SHARE_EVERY_SECOND && (e + layer) % 2 == 0));
+        log->on_cpu[layer][e] = on_cpu[e];
+        n += on_cpu[e];
+    }
+    return n;
+}
+
+static enum status large_compute(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
+                                 const float *prob, const float *x, float *y, struct error *err)
+{
+    struct home_log *log = ctx;
+    const struct bed *b = log->bed;
+    struct op op = log->cpu_ops[layer];
+    struct step step = {.n_rows = n_rows};
+    size_t n = n_rows * b->is.top_k;
+
+    if (++log->n_computed == log->fail_compute_at) {
+        return error_set(err, ERR_INTERNAL, "the CPU has no answer");
+    }
+    for (size_t i = 0; i < n; i++) {
+        int32_t e = b->idx[layer][i];
+
+        assert_int_equal(idx[i], e >= 0 && log->on_cpu[layer][e] ? e : -1);
+    }
+    assert_memory_equal(prob, b->prob[layer], n * sizeof *prob);
+    assert_memory_equal(x, b->x[layer], n_rows * b->is.hidden * sizeof *x);
+    op.u.experts.in.data = (void *)(uintptr_t)x;
+    op.u.experts.idx.data = (void *)(uintptr_t)idx;
+    op.u.experts.prob.data = (void *)(uintptr_t)prob;
+    op.u.experts.out.data = y;
+    return log->cpu->ops->run(log->cpu, &op, &step, NULL, err);
 }
 
 static void streamed(void *ctx, size_t layer, size_t n_rows, const int32_t *idx, size_t n_streamed)
@@ -122,13 +179,17 @@ static void streamed(void *ctx, size_t layer, size_t n_rows, const int32_t *idx,
         assert_memory_equal(idx, b->idx[layer], n_rows * b->is.top_k * sizeof *idx);
     }
     for (size_t e = 0; e < b->is.n_experts; e++) {
-        n += log->slot_of[layer][e] < 0 && (!is_asked || is_chosen(b, layer, e));
+        n += log->slot_of[layer][e] < 0 &&
+             (!is_asked || (is_chosen(b, layer, e) && !log->on_cpu[layer][e]));
     }
     assert_int_equal(n_streamed, n * n_segments);
     log->n_calls++;
 }
 
-static const struct expert_home_ops home_ops = {.slot_of = slot_of, .streamed = streamed};
+static const struct expert_home_ops home_ops = {.slot_of = slot_of,
+                                                .large_divide = large_divide,
+                                                .large_compute = large_compute,
+                                                .streamed = streamed};
 
 static void bed_make(struct bed *b, const struct kind *kind, const struct sizes *is, uint64_t seed)
 {
@@ -296,6 +357,8 @@ static enum status home_make(struct rig *r, const struct bed *b, struct error *e
                                    .blocks = (const uint8_t *const *)r->host_blocks,
                                    .n_slots = b->is.n_slots,
                                    .n_staging = b->is.n_staging,
+                                   .has_cpu = b->share != SHARE_NO_CPU,
+                                   .takes_turns = b->takes_turns,
                                    .ops = &home_ops,
                                    .ctx = &r->log};
     return r->be->ops->experts_open(r->be, &r->home, err);
@@ -304,6 +367,26 @@ static enum status home_make(struct rig *r, const struct bed *b, struct error *e
 static struct cuda_backend *inside(const struct rig *r)
 {
     return (struct cuda_backend *)r->be;
+}
+
+/* Who computes the CPU's part. */
+static void cpu_make(struct rig *r, const struct bed *b)
+{
+    struct cpu_backend_options o = {.n_threads = 1, .activations = CPU_ACTIVATIONS_F32};
+    struct home_log *log = &r->log;
+    struct error err = {0};
+
+    if (b->share == SHARE_NO_CPU) {
+        return;
+    }
+    must(cpu_backend_new(&log->cpu, &o, &err), &err);
+    for (size_t l = 0; l < b->is.n_layers; l++) {
+        log->cpu_ops[l] = r->ops[l];
+        must(log->cpu->ops->check(log->cpu, &log->cpu_ops[l], &err), &err);
+    }
+    must(
+        log->cpu->ops->prepare(log->cpu, log->cpu_ops, b->is.n_layers, b->is.n_rows, CONTEXT, &err),
+        &err);
 }
 
 static void step_make(struct rig *r, const struct bed *b)
@@ -344,6 +427,7 @@ static void rig_open(struct rig *r, const struct bed *b, const struct cuda_drive
     must(r->be->ops->prepare(r->be, r->ops, n_layers, b->is.n_rows, CONTEXT, &err), &err);
     if (has_home) {
         slots_fill(r, b);
+        cpu_make(r, b);
     }
     step_make(r, b);
 }
@@ -363,6 +447,9 @@ static void rig_close(struct rig *r)
     }
     free(r->spans);
     r->be->ops->free(r->be);
+    if (r->log.cpu) {
+        r->log.cpu->ops->free(r->log.cpu);
+    }
 }
 
 /* How a step's ops are run. */
@@ -411,6 +498,52 @@ static void same(const char *what, const struct bed *b, const float *want, const
     }
 }
 
+static bool has_cpu_part(const struct rig *r, const struct bed *b, size_t layer, size_t row)
+{
+    const int32_t *idx = b->idx[layer] + row * b->is.top_k;
+
+    for (size_t j = 0; row < b->is.n_rows && j < b->is.top_k; j++) {
+        if (idx[j] >= 0 && r->log.on_cpu[layer][idx[j]]) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Rows with a part of the CPU's may differ by what types and orders of sums make; they are replaced by what is wanted.
+ * Returns the worst, beside the layer's largest value. */
+static double shared_rows(const struct rig *r, const struct bed *b, const float *want, float *got)
+{
+    size_t hidden = b->is.hidden;
+    double worst = 0;
+
+    for (size_t l = 0; l < b->is.n_layers; l++) {
+        double largest = 0;
+
+        for (size_t i = 0; i < b->is.n_rows * hidden; i++) {
+            largest = fmax(largest, fabs((double)want[l * b->out_floats + i]));
+        }
+        for (size_t row = 0; row < b->is.n_rows; row++) {
+            size_t at = l * b->out_floats + row * hidden;
+
+            for (size_t i = at; has_cpu_part(r, b, l, row) && i < at + hidden; i++) {
+                double d = fabs((double)got[i] - (double)want[i]) / largest;
+
+                worst = d <= worst ? worst : d; /* a NaN is the worst of all */
+                got[i] = want[i];
+            }
+        }
+    }
+    return worst;
+}
+
+static double share_tolerance(const struct bed *b)
+{
+    enum dtype round = b->kind->round;
+
+    return round == DTYPE_F32 ? 5e-5 : round == DTYPE_BF16 ? 1.0 / 256 : 1.0 / 1024;
+}
+
 static bool has_card(void)
 {
     char why[256];
@@ -432,11 +565,29 @@ static float *resident(const struct bed *b, const struct cuda_driver *driver)
     return out;
 }
 
-/* A step each way. */
-static void expect_streamed(const struct bed *b, const float *want,
-                            const struct cuda_driver *driver, const char *what)
+/* Whether the CPU had a part, which is of all layers then. */
+static bool has_share(const struct rig *r, const struct bed *b)
+{
+    size_t n = 0;
+
+    for (size_t l = 0; l < b->is.n_layers; l++) {
+        size_t row = 0;
+
+        while (row < b->is.n_rows && !has_cpu_part(r, b, l, row)) {
+            row++;
+        }
+        n += row < b->is.n_rows;
+    }
+    assert_true(n == 0 || n == b->is.n_layers);
+    return n > 0;
+}
+
+/* A step each way. Returns how far the rows are off of which the CPU has a part. */
+static double expect_streamed(const struct bed *b, const float *want,
+                              const struct cuda_driver *driver, const char *what)
 {
     struct error err = {0};
+    double worst = 0;
     struct rig r;
 
     rig_open(&r, b, driver, true, driver != NULL && driver != cuda_emulator_driver());
@@ -445,11 +596,15 @@ static void expect_streamed(const struct bed *b, const float *want,
 
         must(rig_run(&r, b, (enum way)i, &err), &err);
         got = rig_read(&r, b);
+        worst = fmax(worst, shared_rows(&r, b, want, got));
+        assert_true(worst <= share_tolerance(b));
         same(what, b, want, got);
         free(got);
         assert_int_equal(r.log.n_calls, (i + 1) * b->is.n_layers);
     }
+    assert_int_equal(r.log.n_computed, has_share(&r, b) ? WAYS * b->is.n_layers : 0);
     rig_close(&r);
+    return worst;
 }
 
 static void compare(const struct kind *kind, const struct sizes *is)
@@ -530,6 +685,7 @@ static void late_streams(void **state)
         bed_make(&b, &KINDS[i % 3], &all[i], 31 + i);
         want = resident(&b, cuda_emulator_driver());
         for (size_t p = 0; p < sizeof policies / sizeof policies[0]; p++) {
+            b.share = i == 1 ? SHARE_EVERY_SECOND : SHARE_NO_CPU;
             expect_streamed(&b, want, late_driver(policies[p], 100 + p), "with late streams");
         }
         free(want);
@@ -537,10 +693,141 @@ static void late_streams(void **state)
     }
 }
 
+/* What of a step's choices no row made. */
+static void idx_pad(struct bed *b)
+{
+    for (size_t l = 0; l < b->is.n_layers; l++) {
+        for (size_t i = 0; i < b->is.n_rows * b->is.top_k; i += 5 + l) {
+            b->idx[l][i] = -1;
+        }
+    }
+}
+
+static void cpu_has_a_part(void **state)
+{
+    static const enum share shares[] = {SHARE_NOTHING, SHARE_EVERY_SECOND, SHARE_ALL};
+    static const struct sizes all[] = {
+        {2, 12, 3, 128, 128, 9, 9, 4, 0, 0, false},
+        {3, 24, 3, 128, 128, 17, 14, 16, 0, 0, true},
+        {2, 32, 1, 128, 128, 127, 20, 5, 0, 0, false}, /* as many as are asked for */
+        {2, 16, 1, 128, 128, 39, 11, 4, 16, 0, false}, /* in segments */
+    };
+    const struct cuda_driver *driver = has_card() ? NULL : cuda_emulator_driver();
+
+    (void)state;
+    for (size_t k = 0; k < N_KINDS; k++) {
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+            struct bed b;
+            float *want;
+
+            if (!has_card() && i % 4 != k % 4 && k > 0) {
+                continue;
+            }
+            bed_make(&b, &KINDS[k], &all[i], 71 + i);
+            if (i % 2 == 1) {
+                idx_pad(&b);
+            }
+            want = resident(&b, driver);
+            for (size_t s = 0; s < sizeof shares / sizeof shares[0]; s++) {
+                double worst;
+
+                b.share = shares[s];
+                b.takes_turns = s == 2 && k % 2 == 1;
+                worst = expect_streamed(&b, want, driver, "beside the CPU");
+                print_message("%-20s %3zu rows, share %d: %.2e\n", b.kind->name, b.is.n_rows,
+                              (int)b.share, worst);
+                assert_true(b.share != SHARE_NOTHING || worst == 0);
+            }
+            free(want);
+            bed_release(&b);
+        }
+    }
+}
+
+/* More rows than the CPU may share are not divided, and those whose choices are not asked for. */
+static void cpu_has_no_part(void **state)
+{
+    static const struct sizes all[] = {
+        {2, 40, 1, 128, 128, EXPERT_HOME_LARGE_ROWS + 1, 20, 5, 0, 0, false},
+        {2, 8, 2, 128, 128, 16, 7, 4, 0, 0, false}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct bed b;
+        float *want;
+
+        bed_make(&b, &KINDS[0], &all[i], 81);
+        b.share = SHARE_ALL;
+        want = resident(&b, cuda_emulator_driver());
+        assert_true(expect_streamed(&b, want, cuda_emulator_driver(), "without the CPU") == 0);
+        free(want);
+        bed_release(&b);
+    }
+}
+
+/* As streams without turns, however late; with and without choices that are asked for. */
+static void taking_turns(void **state)
+{
+    static const enum late_policy policies[] = {LATE_ALL, LATE_FIRST, LATE_OTHERS, LATE_DICE};
+    static const struct sizes all[] = {
+        {3, 12, 3, 128, 128, 13, 10, 4, 0, 0, false},
+        {3, 20, 2, 128, 128, 41, 12, 16, 0, 0, false},
+        {2, 8, 2, 128, 128, 40, 5, 2, 16, 0, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        struct bed b;
+        float *want;
+
+        bed_make(&b, &KINDS[i], &all[i], 91 + i);
+        b.takes_turns = true;
+        want = resident(&b, cuda_emulator_driver());
+        for (size_t p = 0; p < sizeof policies / sizeof policies[0]; p++) {
+            expect_streamed(&b, want, late_driver(policies[p], 7 + p), "in turns");
+        }
+        free(want);
+        bed_release(&b);
+    }
+}
+
+/* The CPU's error is the step's; the next step is right. */
+static void cpu_fails(void **state)
+{
+    static const struct sizes is = {3, 12, 3, 128, 128, 13, 10, 4, 0, 0, false};
+    struct error err = {0};
+    struct bed b;
+    struct rig r;
+    float *want, *got;
+
+    (void)state;
+    bed_make(&b, &KINDS[0], &is, 95);
+    b.share = SHARE_EVERY_SECOND;
+    want = resident(&b, cuda_emulator_driver());
+    rig_open(&r, &b, late_driver(LATE_ALL, 0), true, true);
+    for (size_t l = 1; l <= is.n_layers; l++) {
+        r.log.n_calls = r.log.n_computed = 0;
+        r.log.fail_compute_at = l;
+        assert_int_equal(rig_run(&r, &b, AS_PLAN, &err), ERR_INTERNAL);
+        assert_non_null(strstr(err.text, "the CPU has no answer"));
+        assert_non_null(strstr(err.text, "'experts' of layer"));
+        r.log.n_calls = r.log.fail_compute_at = 0;
+        must(rig_run(&r, &b, AS_PLAN, &err), &err);
+        got = rig_read(&r, &b);
+        assert_true(shared_rows(&r, &b, want, got) <= share_tolerance(&b));
+        same("after the CPU's error", &b, want, got);
+        free(got);
+    }
+    free(want);
+    rig_close(&r);
+    bed_release(&b);
+}
+
 /* A step in which a call fails is an error and nothing else; the next one is right again. */
 static void calls_fail(void **state)
 {
     static const struct sizes all[] = {{3, 4, 2, 128, 128, 9, 5, 2, 0, 0, false},
+                                       {2, 6, 2, 128, 128, 10, 4, 2, 0, 0, false},
                                        {2, 6, 2, 128, 128, 10, 4, 2, 0, 0, false}};
 
     (void)state;
@@ -552,6 +839,8 @@ static void calls_fail(void **state)
         float *want, *got;
 
         bed_make(&b, &KINDS[0], &all[i], 41);
+        b.share = i == 2 ? SHARE_EVERY_SECOND : SHARE_NO_CPU;
+        b.takes_turns = i == 1;
         want = resident(&b, cuda_emulator_driver());
         rig_open(&r, &b, late_driver(LATE_ALL, 0), true, true);
         for (bool has_failed = true; has_failed;) {
@@ -566,6 +855,7 @@ static void calls_fail(void **state)
                 must(rig_run(&r, &b, (enum way)(n_failed % WAYS), &err), &err);
             }
             got = rig_read(&r, &b);
+            assert_true(shared_rows(&r, &b, want, got) <= share_tolerance(&b));
             same("after an error", &b, want, got);
             free(got);
         }
@@ -589,6 +879,7 @@ static void no_memory(void **state)
 
     (void)state;
     bed_make(&b, &KINDS[0], &is, 51);
+    b.share = SHARE_ALL;
     must(cuda_backend_new(&r.be, &o, &err), &err);
     drv->mem_get_info(&before, &total);
     while (rc != OK) {
@@ -671,6 +962,10 @@ int main(void)
         cmocka_unit_test(streamed_as_resident),
         cmocka_unit_test(several_segments),
         cmocka_unit_test(late_streams),
+        cmocka_unit_test(cpu_has_a_part),
+        cmocka_unit_test(cpu_has_no_part),
+        cmocka_unit_test(taking_turns),
+        cmocka_unit_test(cpu_fails),
         cmocka_unit_test(calls_fail),
         cmocka_unit_test(no_memory),
         cmocka_unit_test(other_orders),
