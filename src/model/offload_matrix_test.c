@@ -282,9 +282,9 @@ static bool stats_are_right(const struct cell *c, const struct offload_stats *s,
     enum expert_miss miss = misses[c->level[MISS]];
 
     return s->n_slots == n_slots && s->n_steps > 0 &&
-           (miss != EXPERT_MISS_FETCH || s->n_cpu == 0) &&
+           (miss != EXPERT_MISS_FETCH || s->n_cpu + s->n_large_cpu == 0) &&
            (miss != EXPERT_MISS_CPU || s->n_fetched == 0) &&
-           (can_miss(c) || s->n_fetched + s->n_cpu + s->n_streamed == 0);
+           (can_miss(c) || s->n_fetched + s->n_cpu + s->n_streamed + s->n_large_cpu == 0);
 }
 
 static bool score_passes(const struct cell *c, const struct score *s, bool is_trained)

@@ -117,13 +117,13 @@ static void stats_check(const struct cell *c, const struct test_model *t)
         assert_true(s.n_hits + s.n_fetched + s.n_cpu > 0);
     }
     if (c->miss == EXPERT_MISS_FETCH) {
-        assert_int_equal(s.n_cpu, 0);
+        assert_int_equal(s.n_cpu + s.n_large_cpu, 0);
     }
     if (c->miss == EXPERT_MISS_CPU || c->quarters == 0) { /* nothing is kept */
         assert_int_equal(s.n_fetched, s.n_in_place);
     }
     if (c->quarters == 4) {
-        assert_int_equal(s.n_fetched + s.n_cpu + s.n_streamed, 0);
+        assert_int_equal(s.n_fetched + s.n_cpu + s.n_streamed + s.n_large_cpu, 0);
     }
 }
 

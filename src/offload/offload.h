@@ -15,6 +15,8 @@
 struct backend;
 struct offload;
 
+/* In small steps. In large ones misses stream past the device, and unless FETCH is asked for the CPU may compute some
+ * of them where rows are few. */
 enum expert_miss { EXPERT_MISS_AUTO, EXPERT_MISS_FETCH, EXPERT_MISS_CPU };
 const char *expert_miss_name(enum expert_miss miss); /* "auto", as the flag says it */
 
