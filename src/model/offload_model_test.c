@@ -2,7 +2,8 @@
  *
  * One prompt in a large step, decode steps of one row, and one of two sequences at once, on a card or else
  * on the emulated one; for every way to serve a miss and for no, few, half and all slots. Where experts are
- * fetched the arithmetic is the resident model's; the CPU's agrees within rounding of the sums. */
+ * fetched the arithmetic is the resident model's; the CPU's agrees within rounding of the sums. So it is where the CPU
+ * has a part of a large step. */
 #include "model/model_testing.h"
 
 #include <stdio.h>
@@ -18,8 +19,9 @@
 
 enum {
     PROMPT = 19,
-    SINGLE = 4, /* steps of one row */
-    PAIRS = 3,  /* of two */
+    SHORT_PROMPT = 11, /* so few rows that what they chose is asked for */
+    SINGLE = 4,        /* steps of one row */
+    PAIRS = 3,         /* of two */
     OUTPUTS = 1 + SINGLE + 2 * PAIRS,
     MOST_TOKENS = 32,
 };
@@ -50,14 +52,14 @@ static void step_run(struct test_model *t, const struct model_span *spans, size_
 }
 
 /* out [OUTPUTS][vocab]. The text goes on whatever the logits say, so that runs can be compared. */
-static void model_run(float *out, struct test_model *t)
+static void model_run(float *out, struct test_model *t, size_t prompt)
 {
     struct state_store *store = model_states(t->m);
     size_t vocab = model_get_config(t->m)->vocab_size;
     int32_t tokens[2][MOST_TOKENS];
     struct seq_state *seq[2];
     struct error err = {0};
-    size_t at = PROMPT;
+    size_t at = prompt;
     uint32_t random = 1;
 
     for (size_t i = 0; i < sizeof tokens / sizeof(int32_t); i++) {
@@ -66,7 +68,7 @@ static void model_run(float *out, struct test_model *t)
     }
     assert_int_equal(state_new(&seq[0], store, &err), OK);
     assert_int_equal(state_new(&seq[1], store, &err), OK);
-    step_run(t, &(struct model_span){seq[0], tokens[0], PROMPT, 1}, 1, &out, vocab);
+    step_run(t, &(struct model_span){seq[0], tokens[0], prompt, 1}, 1, &out, vocab);
     for (size_t i = 0; i < SINGLE; i++, at++) {
         step_run(t, &(struct model_span){seq[0], &tokens[0][at], 1, 1}, 1, &out, vocab);
     }
@@ -90,6 +92,8 @@ struct cell {
     enum expert_miss miss;
     size_t quarters; /* of all experts that have a slot */
     bool few;        /* only a quarter */
+    size_t prompt;
+    bool no_overlap;
 };
 
 static void model_make(struct test_model *t, const struct cell *c, const struct model_offload *o)
@@ -106,7 +110,7 @@ static void model_make(struct test_model *t, const struct cell *c, const struct 
     test_model_open(t, c->dir, &setup);
 }
 
-static void stats_check(const struct cell *c, const struct test_model *t)
+static struct offload_stats stats_check(const struct cell *c, const struct test_model *t)
 {
     struct offload_stats s;
 
@@ -125,6 +129,7 @@ static void stats_check(const struct cell *c, const struct test_model *t)
     if (c->quarters == 4) {
         assert_int_equal(s.n_fetched + s.n_cpu + s.n_streamed + s.n_large_cpu, 0);
     }
+    return s;
 }
 
 static int compare(const void *a, const void *b)
@@ -162,27 +167,32 @@ static bool is_good(const struct cell *c, const float *got, const float *want, s
                                         : error_of(c, got, want, vocab) <= limit_of(c);
 }
 
-/* Whether the cell's logits are the resident model's. */
+/* Whether the cell's logits are the resident model's. n_beside: experts that the CPU computed in the large step. */
 static bool cell_run(const struct cell *c, const float *want, size_t vocab, size_t n_experts,
-                     struct backend *cpu)
+                     struct backend *cpu, uint64_t *n_beside)
 {
     struct model_offload o = {.n_slots = n_experts * c->quarters / 4,
                               .n_staging = 3,
                               .miss = c->miss,
+                              .no_overlap = c->no_overlap,
                               .cpu = c->miss == EXPERT_MISS_FETCH ? NULL : cpu};
     float *got = calloc(OUTPUTS * vocab, sizeof *got);
+    struct offload_stats s;
     struct test_model t;
     bool good;
 
     assert_non_null(got);
     model_make(&t, c, &o);
-    model_run(got, &t);
-    stats_check(c, &t);
+    model_run(got, &t, c->prompt);
+    s = stats_check(c, &t);
+    *n_beside = s.n_large_cpu;
     test_model_close(&t);
     good = is_good(c, got, want, vocab);
-    print_message("%-10s %-9s %-9s %-6s %3zu slots %9.2e %s\n", c->name, dtype_name(c->compute),
-                  c->no_graphs ? "no graphs" : "graphs", expert_miss_name(c->miss), o.n_slots,
-                  error_of(c, got, want, vocab), good ? "" : "FAILED");
+    print_message("%-10s %-9s %-9s %-6s %3zu slots %3llu streamed %3llu beside them %9.2e %s\n",
+                  c->name, dtype_name(c->compute), c->no_graphs ? "no graphs" : "graphs",
+                  expert_miss_name(c->miss), o.n_slots, (unsigned long long)s.n_streamed,
+                  (unsigned long long)s.n_large_cpu, error_of(c, got, want, vocab),
+                  good ? "" : "FAILED");
     free(got);
     return good;
 }
@@ -205,7 +215,7 @@ static void resident_run(float **want, size_t *vocab, size_t *n_experts, const s
     on_cpu = calloc(OUTPUTS * *vocab, sizeof *on_cpu);
     assert_non_null(*want);
     assert_non_null(on_cpu);
-    model_run(*want, &t);
+    model_run(*want, &t, c->prompt);
     *n_experts = 0;
     ops = model_plan(t.m, &n_ops);
     for (size_t i = 0; i < n_ops; i++) {
@@ -216,7 +226,7 @@ static void resident_run(float **want, size_t *vocab, size_t *n_experts, const s
     setup =
         (struct test_setup){.compute = c->compute, .rows_max = 32, .n_live = 2, .context_max = 128};
     test_model_open(&t, c->dir, &setup);
-    model_run(on_cpu, &t);
+    model_run(on_cpu, &t, c->prompt);
     test_model_close(&t);
     error = error_of(c, *want, on_cpu, *vocab);
     print_message("%-10s %-9s %-9s resident, against the CPU %9.2e\n", c->name,
@@ -232,6 +242,7 @@ static size_t cells_run(struct cell c)
     struct error err = {0};
     struct backend *cpu;
     size_t n_failed = 0, vocab, n_experts;
+    uint64_t n_beside;
     float *want;
 
     assert_int_equal(cpu_backend_new(&cpu, &options, &err), OK);
@@ -243,7 +254,7 @@ static size_t cells_run(struct cell c)
             }
             c.miss = misses[m];
             c.quarters = quarters;
-            n_failed += !cell_run(&c, want, vocab, n_experts, cpu);
+            n_failed += !cell_run(&c, want, vocab, n_experts, cpu, &n_beside);
         }
     }
     free(want);
@@ -269,24 +280,71 @@ static void test_same_logits(void **state)
                                                     .dir = fixture,
                                                     .compute = computes[i],
                                                     .no_graphs = no_graphs != 0,
-                                                    .few = !all_cells && !is_first});
+                                                    .few = !all_cells && !is_first,
+                                                    .prompt = PROMPT});
             }
             if (all_cells || is_first) {
                 n_failed += cells_run((struct cell){.name = "act-order",
                                                     .dir = ordered,
                                                     .compute = computes[i],
                                                     .no_graphs = no_graphs != 0,
-                                                    .few = !all_cells});
+                                                    .few = !all_cells,
+                                                    .prompt = PROMPT});
             }
             if (all_cells) {
                 n_failed += cells_run((struct cell){.name = "rill",
                                                     .dir = RILL_DIR,
                                                     .compute = computes[i],
-                                                    .no_graphs = no_graphs != 0});
+                                                    .no_graphs = no_graphs != 0,
+                                                    .prompt = PROMPT});
             }
         }
     }
     assert_int_equal(n_failed, 0);
+}
+
+/* ---- large steps of few rows, and without overlap ---- */
+
+/* Without slots nothing measured the link, which is taken for slow: the CPU has a part of every layer. */
+static void test_short_prompt(void **state)
+{
+    static const struct cell all[] = {
+        {.miss = EXPERT_MISS_AUTO},
+        {.miss = EXPERT_MISS_CPU, .no_overlap = true},
+        {.miss = EXPERT_MISS_FETCH},
+        {.miss = EXPERT_MISS_FETCH, .no_overlap = true, .quarters = 1, .prompt = PROMPT},
+    };
+    struct cpu_backend_options options = {.n_threads = 2};
+    size_t vocab[2], n_experts;
+    struct error err = {0};
+    struct backend *cpu;
+    struct cell c = {.name = "fixture", .compute = DTYPE_F32};
+    float *want[2];
+    char dir[512];
+
+    (void)state;
+    fixture_path(dir, "tiny-qwen3_5-moe-gptq-int4", "");
+    c.dir = dir;
+    assert_int_equal(cpu_backend_new(&cpu, &options, &err), OK);
+    for (size_t i = 0; i < 2; i++) {
+        c.prompt = i ? PROMPT : SHORT_PROMPT;
+        resident_run(&want[i], &vocab[i], &n_experts, &c);
+    }
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        bool is_short = all[i].prompt == 0;
+        uint64_t n_beside;
+
+        c = all[i];
+        c.name = is_short ? "short" : "turns";
+        c.dir = dir;
+        c.compute = DTYPE_F32;
+        c.prompt = is_short ? SHORT_PROMPT : PROMPT;
+        assert_true(cell_run(&c, want[!is_short], vocab[0], n_experts, cpu, &n_beside));
+        assert_true((n_beside > 0) == (c.miss != EXPERT_MISS_FETCH));
+    }
+    free(want[0]);
+    free(want[1]);
+    cpu->ops->free(cpu);
 }
 
 /* ---- refusals ---- */
@@ -317,7 +375,7 @@ static void test_some_layers(void **state)
     bool may[LAYERS] = {false, true, false, true};
     struct model_offload o = {
         .n_slots = 4, .n_staging = 2, .miss = EXPERT_MISS_FETCH, .may_overflow = may};
-    struct cell c = {.name = "fixture", .compute = DTYPE_F32};
+    struct cell c = {.name = "fixture", .compute = DTYPE_F32, .prompt = PROMPT};
     struct offload_stats s;
     struct test_model t;
     const struct op *ops;
@@ -332,7 +390,7 @@ static void test_some_layers(void **state)
     got = calloc(OUTPUTS * vocab, sizeof *got);
     assert_non_null(got);
     model_make(&t, &c, &o);
-    model_run(got, &t);
+    model_run(got, &t, c.prompt);
     assert_true(model_offload_stats(t.m, &s));
     assert_int_equal(s.n_layers, 2);
     ops = model_plan(t.m, &n_ops);
@@ -366,6 +424,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_some_layers),
         cmocka_unit_test(test_same_logits),
+        cmocka_unit_test(test_short_prompt),
     };
     char why[256];
     int rc;
