@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "backend/cuda/emulator/emulator_memory.h"
 #include "backend/cuda/emulator/emulator_run.h"
 
 enum {
@@ -33,24 +34,13 @@ enum {
     MULTIPROCESSORS = 8,
     SHARED_DEFAULT = 48 << 10,
     GRID_YZ_MAX = 65535,
-    ALIGN = 256,
-    RED_ZONE_BYTES = 256, /* after each allocation */
-    RED_ZONE = 0xa5,
-    POISON = 0xff, /* new memory: NaN in every float type */
-    WRITTEN_EACH = 64,
+    HOST_ALIGN = 256,
+    POISON = 0xff,             /* NaN in every float type */
     PINNED_MAX = 64,           /* registered pieces of host memory */
     BRANCHES_MAX = 4,          /* streams of a capture beside the first */
-    OPERAND = 0xffffffff,      /* instead of a launch's number */
     HOST_POISON_MAX = 1 << 20, /* of pinned memory; staging buffers are large and mostly unused */
 };
 #define MEMORY_BYTES ((size_t)16 << 30)
-
-struct allocation {
-    struct allocation *next;
-    unsigned char *data;
-    size_t n_bytes;
-    uint32_t *writer; /* number of the last launch that wrote, per WRITTEN_EACH bytes; 0: none */
-};
 
 struct CUfunc_st {
     const struct emulator_kernel *kernel;
@@ -96,12 +86,6 @@ struct CUevent_st {
 static struct {
     int sm;
     enum emulator_order order;
-    size_t used_bytes;
-    /* Launches are numbered from 1. All up to `ended` have ended before the next begins; from `open_from`
-     * on they may still run before the present one waits. */
-    size_t n_launches, ended, open_from;
-    bool waited_first; /* the last launch */
-    struct allocation *allocations, *last_found;
     struct CUfunc_st *functions;
     struct pinned {
         uintptr_t at;
@@ -283,91 +267,31 @@ static CUresult ctx_set_current(CUcontext context)
 static CUresult mem_get_info(size_t *free_bytes, size_t *total)
 {
     *total = MEMORY_BYTES;
-    *free_bytes = MEMORY_BYTES - card.used_bytes;
+    *free_bytes = MEMORY_BYTES - emulator_memory_used();
     return CUDA_SUCCESS_;
 }
 
 static CUresult mem_alloc(CUdeviceptr *out, size_t n_bytes)
 {
-    struct allocation *a;
-    void *data;
-
     if (n_bytes == 0) {
         return ERROR_INVALID_VALUE;
     }
-    if (n_bytes > MEMORY_BYTES - card.used_bytes) {
+    if (n_bytes > MEMORY_BYTES - emulator_memory_used()) {
         return CUDA_ERROR_OUT_OF_MEMORY_;
     }
-    a = malloc(sizeof *a);
-#if defined(__SANITIZE_ADDRESS__)
-    if (!a || posix_memalign(&data, ALIGN, n_bytes)) { /* it watches the borders, reads too */
-#else
-    if (!a || posix_memalign(&data, ALIGN, n_bytes + RED_ZONE_BYTES)) {
-#endif
-        free(a);
-        return CUDA_ERROR_OUT_OF_MEMORY_;
-    }
-    memset(data, POISON, n_bytes);
-#if !defined(__SANITIZE_ADDRESS__)
-    memset((char *)data + n_bytes, RED_ZONE, RED_ZONE_BYTES);
-#endif
-    *a = (struct allocation){.next = card.allocations,
-                             .data = data,
-                             .n_bytes = n_bytes,
-                             .writer = calloc(n_bytes / WRITTEN_EACH + 1, sizeof(uint32_t))};
-    if (!a->writer) {
-        free(data);
-        free(a);
-        return CUDA_ERROR_OUT_OF_MEMORY_;
-    }
-    card.allocations = a;
-    card.used_bytes += n_bytes;
-    *out = (CUdeviceptr)(uintptr_t)data;
-    return CUDA_SUCCESS_;
-}
-
-/* Whether nothing was written just past it. */
-static bool is_whole(const struct allocation *a)
-{
-#if !defined(__SANITIZE_ADDRESS__)
-    for (size_t i = 0; i < RED_ZONE_BYTES; i++) {
-        if (a->data[a->n_bytes + i] != RED_ZONE) {
-            return false;
-        }
-    }
-#else
-    (void)a;
-#endif
-    return true;
+    *out = (CUdeviceptr)(uintptr_t)emulator_memory_new(n_bytes);
+    return *out ? CUDA_SUCCESS_ : CUDA_ERROR_OUT_OF_MEMORY_;
 }
 
 static CUresult mem_free(CUdeviceptr p)
 {
-    struct allocation **at = &card.allocations, *a;
-
-    if (!p) {
-        return CUDA_SUCCESS_;
-    }
-    while (*at && (*at)->data != (unsigned char *)(uintptr_t)p) {
-        at = &(*at)->next;
-    }
-    a = *at;
-    if (!a) {
-        return ERROR_INVALID_VALUE;
-    }
-    *at = a->next;
-    card.used_bytes -= a->n_bytes;
-    card.last_found = NULL;
-    free(a->writer);
-    free(a->data);
-    free(a);
-    return CUDA_SUCCESS_;
+    return !p || emulator_memory_free((void *)(uintptr_t)p) ? CUDA_SUCCESS_ : ERROR_INVALID_VALUE;
 }
 
 static CUresult mem_host_alloc(void **out, size_t n_bytes, unsigned flags)
 {
     (void)flags;
-    if (posix_memalign(out, ALIGN, n_bytes ? n_bytes : 1)) {
+    if (posix_memalign(out, HOST_ALIGN, n_bytes ? n_bytes : 1)) {
         return CUDA_ERROR_OUT_OF_MEMORY_;
     }
     memset(*out, POISON, n_bytes < HOST_POISON_MAX ? n_bytes : HOST_POISON_MAX);
@@ -418,100 +342,12 @@ static CUresult mem_host_unregister(void *p)
 /* Whether [p, p + n) is in one allocation. */
 static bool is_device(CUdeviceptr p, size_t n_bytes)
 {
-    uintptr_t at = (uintptr_t)p;
-
-    for (const struct allocation *a = card.allocations; a; a = a->next) {
-        uintptr_t begin = (uintptr_t)a->data;
-
-        if (at >= begin && at - begin <= a->n_bytes && n_bytes <= a->n_bytes - (at - begin)) {
-            return true;
-        }
+    if (emulator_memory_holds((const void *)(uintptr_t)p, n_bytes)) {
+        return true;
     }
     snprintf(card.failure, sizeof card.failure,
-             "%zu bytes at %p are not inside one device allocation", n_bytes, (void *)at);
-    return n_bytes == 0;
-}
-
-/* ---- what kernels write ---- */
-
-static struct allocation *allocation_of(const void *p)
-{
-    struct allocation *a = card.last_found;
-
-    if (a && (size_t)((const unsigned char *)p - a->data) < a->n_bytes) {
-        return a;
-    }
-    for (a = card.allocations; a; a = a->next) {
-        if ((size_t)((const unsigned char *)p - a->data) < a->n_bytes) {
-            card.last_found = a;
-            return a;
-        }
-    }
-    return NULL;
-}
-
-bool emulator_memory_is_device(const void *p)
-{
-    return allocation_of(p) != NULL;
-}
-
-/* The marks of these bytes; NULL when they are not the card's. */
-static uint32_t *writers_of(const void *p, size_t n_bytes, size_t *n)
-{
-    struct allocation *a = allocation_of(p);
-    size_t at, last;
-
-    if (!a || n_bytes == 0) {
-        return NULL;
-    }
-    at = (size_t)((const unsigned char *)p - a->data);
-    last = at + n_bytes - 1 < a->n_bytes ? at + n_bytes - 1 : a->n_bytes - 1;
-    *n = last / WRITTEN_EACH - at / WRITTEN_EACH + 1;
-    return a->writer + at / WRITTEN_EACH;
-}
-
-bool emulator_memory_is_open(const void *p, size_t n_bytes)
-{
-    size_t n = 0;
-    const uint32_t *writer = writers_of(p, n_bytes, &n);
-
-    for (size_t i = 0; i < n; i++) {
-        /* An operand counts as written by whoever came before the first launch after a wait. */
-        if (writer[i] == OPERAND ? card.ended >= card.open_from
-                                 : writer[i] > card.ended && writer[i] >= card.open_from) {
-            return true;
-        }
-    }
+             "%zu bytes at %p are not inside one device allocation", n_bytes, (void *)(uintptr_t)p);
     return false;
-}
-
-void emulator_memory_write(const void *p, size_t n_bytes)
-{
-    size_t n = 0;
-    uint32_t *writer = writers_of(p, n_bytes, &n);
-
-    for (size_t i = 0; i < n; i++) {
-        writer[i] = writer[i] == OPERAND ? OPERAND : (uint32_t)card.n_launches;
-    }
-}
-
-/* Launch n_launches begins: a launch that let it begin early, before it had waited itself, may have done so
- * while those before it were running. */
-static void overlap_begin(bool may_overlap)
-{
-    if (!may_overlap) {
-        card.open_from = card.n_launches;
-    } else if (card.n_launches - 1 == card.ended) {
-        card.open_from = card.ended;
-    } else if (card.waited_first) {
-        card.open_from = card.n_launches - 1;
-    }
-}
-
-/* Everything asked for has ended. */
-static void overlap_end(void)
-{
-    card.ended = card.n_launches;
 }
 
 /* ---- work, now or in a graph ---- */
@@ -522,29 +358,29 @@ static CUresult launch_now(const struct emulator_launch *recorded)
                                                 EMULATOR_ORDER_SHUFFLED};
     static const char *const names[] = {"", "forward", "reverse", "shuffled"};
     struct emulator_launch launch = *recorded;
+    size_t n_before = emulator_memory_launches(), n_bytes;
+    const void *broken;
     char text[1536];
 
-    launch.order = card.order == EMULATOR_ORDER_VARIES ? turns[card.n_launches % 3] : card.order;
-    launch.seed = 0x9e3779b97f4a7c15u * (card.n_launches + 1);
+    launch.order = card.order == EMULATOR_ORDER_VARIES ? turns[n_before % 3] : card.order;
+    launch.seed = 0x9e3779b97f4a7c15u * (n_before + 1);
     launch.sm = card.sm;
-    card.n_launches++;
-    overlap_begin(launch.may_overlap);
+    emulator_memory_launch_begin(launch.may_overlap);
     if (!emulator_run(&launch, text, sizeof text)) {
-        overlap_end();
+        emulator_memory_idle();
         snprintf(card.failure, sizeof card.failure, "%s (turns in %s order)", text,
                  names[launch.order]);
         fprintf(stderr, "emulator: %s\n", card.failure);
         return ERROR_LAUNCH_FAILED;
     }
-    card.waited_first = emulator_waited_first();
-    for (const struct allocation *a = card.allocations; a; a = a->next) {
-        if (!is_whole(a)) {
-            snprintf(card.failure, sizeof card.failure,
-                     "kernel %s wrote past the end of a device allocation of %zu bytes at %p",
-                     launch.kernel->name, a->n_bytes, (void *)a->data);
-            fprintf(stderr, "emulator: %s\n", card.failure);
-            return ERROR_LAUNCH_FAILED;
-        }
+    emulator_memory_launch_end(emulator_waited_first());
+    broken = emulator_memory_broken(&n_bytes);
+    if (broken) {
+        snprintf(card.failure, sizeof card.failure,
+                 "kernel %s wrote past the end of a device allocation of %zu bytes at %p",
+                 launch.kernel->name, n_bytes, broken);
+        fprintf(stderr, "emulator: %s\n", card.failure);
+        return ERROR_LAUNCH_FAILED;
     }
     return CUDA_SUCCESS_;
 }
@@ -555,11 +391,11 @@ static CUresult do_now(const struct work *w)
     case WORK_LAUNCH:
         return launch_now(&w->launch);
     case WORK_COPY:
-        overlap_end();
+        emulator_memory_idle();
         memmove(w->dst, w->src, w->n_bytes);
         return CUDA_SUCCESS_;
     default:
-        overlap_end();
+        emulator_memory_idle();
         memset(w->dst, w->value, w->n_bytes);
         return CUDA_SUCCESS_;
     }
@@ -681,7 +517,7 @@ static CUresult stream_synchronize(CUstream stream)
     if (stream && stream->capture) {
         return ERROR_CAPTURE_UNSUPPORTED;
     }
-    overlap_end();
+    emulator_memory_idle();
     return CUDA_SUCCESS_;
 }
 
@@ -1009,12 +845,7 @@ const char *cuda_emulator_failure(void)
 
 void cuda_emulator_mark_operand(const void *data, size_t n_bytes)
 {
-    size_t n = 0;
-    uint32_t *writer = writers_of(data, n_bytes, &n);
-
-    for (size_t i = 0; i < n; i++) {
-        writer[i] = OPERAND;
-    }
+    emulator_memory_mark_operand(data, n_bytes);
 }
 
 bool cuda_emulator_sees_races(void)
@@ -1028,5 +859,5 @@ bool cuda_emulator_sees_races(void)
 
 size_t cuda_emulator_launches(void)
 {
-    return card.n_launches;
+    return emulator_memory_launches();
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "backend/cuda/emulator/emulator_memory.h"
 #include "backend/cuda/emulator/emulator_run.h"
 
 /* Who read a byte in the last epoch in which it was read: a thread, several of one warp since its last

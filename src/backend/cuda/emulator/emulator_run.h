@@ -53,12 +53,6 @@ bool emulator_run(const struct emulator_launch *launch, char *text, size_t text_
 /* Of the last grid: whether each of its blocks let the next kernel begin only after its depend_wait(). */
 bool emulator_waited_first(void);
 
-/* Device memory (emulator_driver.c): whether a kernel that may still run has written any of these bytes, and
- * that the running one does. */
-bool emulator_memory_is_open(const void *p, size_t n_bytes);
-void emulator_memory_write(const void *p, size_t n_bytes);
-bool emulator_memory_is_device(const void *p);
-
 /* The rest is called by running threads. */
 
 /* Ends the launch with this text. */
