@@ -72,6 +72,14 @@ static enum status home_check(const struct expert_home *home, struct error *err)
                          home->n_layers, home->n_experts, home->top_k, home->hidden, home->n_slots,
                          ID_MAX, ID_MAX, EXPERT_HOME_TOP_K, INT32_MAX / 64, INT32_MAX);
     }
+    for (size_t l = 0; !home->has_cpu && l < home->n_layers; l++) {
+        if (expert_home_is_pageable(home, l)) {
+            return error_set(err, ERR_UNSUPPORTED,
+                             "experts of overflowing layer %zu are in pageable memory, and there "
+                             "is no CPU to compute them",
+                             l);
+        }
+    }
     return OK;
 }
 
@@ -145,6 +153,14 @@ static void pool_fill(struct cuda_offload *o, const struct cut *c)
     o->logits = (float *)(void *)(tables + c->logits);
 }
 
+/* No address that a kernel could read. */
+static void matrix_hide(struct experts_matrix *m)
+{
+    m->data = m->scales = NULL;
+    m->zeros = NULL;
+    m->perm = NULL;
+}
+
 /* All experts are on the host. */
 static void matrices_fill(struct experts_matrix *m, const struct expert_home *home)
 {
@@ -156,8 +172,18 @@ static void matrices_fill(struct experts_matrix *m, const struct expert_home *ho
             m[EXPERTS_GATE] = cuda_experts_matrix(&w.gate);
             m[EXPERTS_UP] = cuda_experts_matrix(&w.up);
             m[EXPERTS_DOWN] = cuda_experts_matrix(&w.down);
+            for (size_t i = 0; i < EXPERTS_MATRICES && expert_home_is_pageable(home, l); i++) {
+                matrix_hide(&m[i]);
+            }
             m += EXPERTS_MATRICES;
         }
+    }
+}
+
+static void blocks_fill(const uint8_t **blocks, const struct expert_home *home)
+{
+    for (size_t l = 0; l < home->n_layers; l++) {
+        blocks[l] = expert_home_is_pageable(home, l) ? NULL : home->blocks[l];
     }
 }
 
@@ -184,7 +210,7 @@ static enum status tables_new(struct cuda_backend *be, struct error *err)
     }
     memset(host + c.slot_of, 0xff, c.matrices - c.slot_of); /* nobody is anywhere */
     matrices_fill((struct experts_matrix *)(void *)(host + c.matrices), home);
-    memcpy(host + c.blocks, home->blocks, home->n_layers * sizeof *home->blocks);
+    blocks_fill((const uint8_t **)(void *)(host + c.blocks), home);
     rc = cuda_write(be, (void *)(uintptr_t)o->tables, host, c.n_bytes, err);
     free(host);
     pool_fill(o, &c);
@@ -460,6 +486,7 @@ struct offload_args cuda_offload_args(const struct cuda_backend *be, const struc
         .top_k = (int32_t)u->top_k,
         .hidden = (int32_t)u->in.cols,
         .has_cpu = o->home->has_cpu,
+        .is_pageable = expert_home_is_pageable(o->home, u->home_layer),
         .orders = p.orders,
         .counts = p.counts,
         .log_idx = p.choices,
@@ -515,13 +542,14 @@ enum status cuda_offload_fetch(struct cuda_backend *be, const struct op *op,
                                 (o->pool.block_bytes + FETCH_BYTES - 1) / FETCH_BYTES),
         .threads = OFFLOAD_FETCH_THREADS,
     };
-
-    enum status rc;
+    enum status rc = OK;
 
     if (o->home->n_slots == 0) {
         return OK;
     }
-    rc = cuda_launch(be, &offload_family, FETCH, grid, &args, err);
+    if (!expert_home_is_pageable(o->home, op->u.experts.home_layer)) {
+        rc = cuda_launch(be, &offload_family, FETCH, grid, &args, err);
+    }
     return rc == OK ? cuda_offload_fork_ahead(be, op, shape, err) : rc;
 }
 

@@ -99,6 +99,7 @@ static struct next_layer next_of(const struct cuda_backend *be, const struct op 
     }
     if (o < end && next.route && o->rows == ROWS_ALL && next.route->rows == ROWS_ALL &&
         o->u.experts.home == home && o->u.experts.home_layer == op->u.experts.home_layer + 1 &&
+        !expert_home_is_pageable(home, o->u.experts.home_layer) &&
         next.route->u.route.idx.data == o->u.experts.idx.data &&
         next.route->u.route.n_experts == home->n_experts &&
         next.route->u.route.top_k == home->top_k &&

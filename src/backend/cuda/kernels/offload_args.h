@@ -39,8 +39,9 @@ struct offload_pool {
     int32_t *slot_of;              /* [n_layers][n_experts], -1: none */
     struct offload_owner *owner;   /* [n_slots] */
     struct experts_matrix *tables; /* [n_layers][n_experts][EXPERTS_MATRICES] */
-    const uint8_t *const *blocks;  /* [n_layers] -> the experts' blocks on the host */
-    uint8_t *slots;                /* [n_slots] blocks */
+    const uint8_t *const
+        *blocks;    /* [n_layers] -> the experts' blocks on the host; NULL: pageable */
+    uint8_t *slots; /* [n_slots] blocks */
     uint64_t block_bytes;
     uint64_t values[EXPERTS_MATRICES], scales[EXPERTS_MATRICES]; /* places in a block */
     uint64_t zeros[EXPERTS_MATRICES], perm[EXPERTS_MATRICES];
@@ -79,6 +80,7 @@ struct offload_args {
     const int32_t *n_rows; /* of the step */
     int32_t layer;         /* of the home */
     int32_t top_k, hidden, has_cpu;
+    int32_t is_pageable; /* the layer is: all its misses are the CPU's, whatever the orders say */
     const struct expert_orders *orders;
     struct offload_counts *counts;
     int32_t *log_idx;                    /* [n_layers][rows of the step][top_k] */

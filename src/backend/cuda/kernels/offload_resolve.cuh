@@ -23,7 +23,8 @@ struct resolve_shared {
     int32_t n_hits, n_missing, n_taken, n_insertions, n_used;
 };
 
-/* The expert's matrices are at `block` from now on. */
+/* The expert's matrices are at `block` from now on. NULL: where the card cannot read them, so their addresses are
+ * NULL too, and who reads them all the same fails at once. */
 DEVICE void expert_move(const struct offload_pool *p, int layer, int expert, const uint8_t *block)
 {
     size_t at = (size_t)layer * (size_t)p->n_experts + (size_t)expert;
@@ -31,16 +32,19 @@ DEVICE void expert_move(const struct offload_pool *p, int layer, int expert, con
 
     UNROLL
     for (int i = 0; i < EXPERTS_MATRICES; i++) {
-        m[i].data = block + p->values[i];
-        m[i].scales = block + p->scales[i];
-        m[i].zeros = p->has_zeros ? block + p->zeros[i] : NULL;
-        m[i].perm = p->has_perms ? (const int32_t *)(block + p->perm[i]) : NULL;
+        m[i].data = block ? block + p->values[i] : NULL;
+        m[i].scales = block ? block + p->scales[i] : NULL;
+        m[i].zeros = block && p->has_zeros ? block + p->zeros[i] : NULL;
+        m[i].perm = block && p->has_perms ? (const int32_t *)(block + p->perm[i]) : NULL;
     }
 }
 
+/* NULL: in pageable memory. */
 DEVICE const uint8_t *home_block(const struct offload_pool *p, int layer, int expert)
 {
-    return p->blocks[layer] + (size_t)expert * p->block_bytes;
+    const uint8_t *blocks = p->blocks[layer];
+
+    return blocks ? blocks + (size_t)expert * p->block_bytes : NULL;
 }
 
 /* The slot belongs to this expert from now on, who had none; its owner has none then. */
@@ -243,7 +247,7 @@ DEVICE void resolve(struct resolve_shared *s, const struct offload_args *a, cons
                     const float *prob)
 {
     int tid = (int)threadIdx.x, n_rows = max(0, min(*a->n_rows, (int)EXPERT_HOME_ROWS));
-    int n_pairs = n_rows * a->top_k, n_cpu;
+    int n_pairs = n_rows * a->top_k, n_wanted, n_cpu;
     int64_t away = 0;
 
     if (tid < n_pairs) {
@@ -253,8 +257,8 @@ DEVICE void resolve(struct resolve_shared *s, const struct offload_args *a, cons
     if (tid < WARP) {
         misses_number(s, a, n_pairs);
         warp_sync();
-        victims_take<false>(s, a, min((int)a->orders->n_fetch[s->n_missing], s->n_missing),
-                            n_pairs);
+        n_wanted = a->is_pageable ? 0 : (int)a->orders->n_fetch[s->n_missing];
+        victims_take<false>(s, a, min(n_wanted, s->n_missing), n_pairs);
         warp_sync();
         if (tid == 0) {
             misses_count(s, a);
