@@ -103,7 +103,8 @@ static enum status model_describe(struct model *m, const struct checkpoint *ck, 
 }
 
 /* Weights to where the device computes; those of experts that overflow to where it can reach them. */
-static enum status weights_bring(struct model *m, struct progress *progress, struct error *err)
+static enum status weights_bring(struct model *m, const struct log *log, struct progress *progress,
+                                 struct error *err)
 {
     const struct model_offload *o = m->options.offload;
     struct offload_shape shape = {0};
@@ -111,7 +112,7 @@ static enum status weights_bring(struct model *m, struct progress *progress, str
 
     if (o) {
         rc = weights_overflow(&shape, &m->weights, &m->spec, o->may_overflow, m->be,
-                              m->options.pool, progress, err);
+                              m->options.pool, log, progress, err);
     }
     if (rc == OK) {
         rc = weights_upload(&m->weights, &m->spec, m->be, m->options.pool, progress, err);
@@ -155,7 +156,7 @@ static enum status model_fill(struct model *m, const struct checkpoint *ck, cons
         rc = dense_quantise(&m->weights, &m->spec, m->options.pool, progress, err);
     }
     if (rc == OK) {
-        rc = weights_bring(m, progress, err);
+        rc = weights_bring(m, log, progress, err);
     }
     if (rc == OK) {
         plan.home = m->offload ? offload_home(m->offload) : NULL;

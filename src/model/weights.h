@@ -41,7 +41,9 @@ struct expert_arena {
     bool in_file;        /* base is in model_weights.file: a device cannot read it where it lies */
     /* Of weights_overflow.h: the experts stay in host memory, where the device reads them. */
     bool stays;
-    bool is_pinned; /* base is ours and pinned by the device; else it is of the device's host_new */
+    bool
+        is_pinned; /* base is ours and pinned by the device; else it is of the device's host_new, */
+    bool is_pageable;  /* unless this is set: ours, and could not be pinned; or in_file */
     size_t home_layer; /* 0-based among those that stay */
 };
 

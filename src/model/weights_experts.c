@@ -233,7 +233,7 @@ void weights_release_experts(struct model_weights *w)
         if (a->passes || a->in_file) {
             continue;
         }
-        if (a->stays && !a->is_pinned) {
+        if (a->stays && !a->is_pinned && !a->is_pageable) {
             w->be->ops->host_free(w->be, a->base);
             continue;
         }

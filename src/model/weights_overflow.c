@@ -4,7 +4,11 @@
  *       they are pinned where they are, which copies nothing and touches no page for the first time.
  *       Memory that the driver allocates itself would be cleared by one thread. It is the way out where
  *       memory of others cannot be pinned.
- *       The embedding is in a mapped file, whose pages not every system pins: it is copied first. */
+ *       The embedding is in a mapped file, whose pages not every system pins: it is copied first.
+ * Order: the embedding, which the device cannot do without; then layer after layer, as far as memory can be
+ *       pinned (some systems allow half of it). The others stay where the loader put them, for the CPU to
+ *       read. Once a layer could be neither pinned nor copied no other is tried: they are all as large, and a
+ *       copy has both in memory at a time. */
 #include "model/weights_overflow.h"
 
 #include <assert.h>
@@ -46,6 +50,9 @@ struct overflow {
     struct pool *pool;
     struct progress *progress;
     size_t done, total; /* bytes */
+    /* Of experts that are not in a file: */
+    size_t pinned, to_pin;      /* bytes */
+    size_t n_refused, n_to_pin; /* layers */
 };
 
 static size_t arena_bytes(const struct expert_arena *a)
@@ -100,24 +107,36 @@ static bool copy_to_pinned(struct overflow *o, struct expert_arena *a)
     return true;
 }
 
+/* Whether the device reaches the arena now. */
+static bool arena_pin(struct overflow *o, struct expert_arena *a)
+{
+    const struct backend_ops *ops = o->be->ops;
+
+    if (a->in_file || o->n_refused > 0) {
+        return false;
+    }
+    a->is_pinned = ops->host_pin && ops->host_pin(o->be, a->base, arena_bytes(a));
+    return a->is_pinned || copy_to_pinned(o, a);
+}
+
 static enum status layer_pin(void *ctx, size_t layer, const struct moe_spec *moe, struct error *err)
 {
     struct overflow *o = ctx;
     struct expert_arena *a = weights_arena_of(o->w, moe->expert0);
-    const struct backend_ops *ops = o->be->ops;
 
-    a->is_pinned = !a->in_file && ops->host_pin && ops->host_pin(o->be, a->base, arena_bytes(a));
-    if (!a->in_file && !a->is_pinned && !copy_to_pinned(o, a)) {
-        return error_set(err, ERR_NO_MEMORY,
-                         "only %zu of %zu MiB of experts could be pinned in host memory, to layer "
-                         "%zu: let the process lock more (ulimit -l), leave it more memory, or let "
-                         "fewer layers overflow",
-                         o->done >> 20, o->total >> 20, layer);
+    (void)layer;
+    (void)err;
+    a->is_pageable = !arena_pin(o, a);
+    if (!a->in_file) {
+        o->to_pin += arena_bytes(a);
+        o->pinned += a->is_pageable ? 0 : arena_bytes(a);
+        o->n_to_pin++;
+        o->n_refused += a->is_pageable;
     }
     a->stays = true;
     a->home_layer = o->shape->n_layers++;
     o->w->overflowing[a->home_layer] = a->base;
-    if (a->in_file) {
+    if (a->is_pageable) {
         o->w->pageable[a->home_layer] = true;
         o->shape->is_pageable = o->w->pageable;
     }
@@ -174,10 +193,9 @@ static enum status embedding_keep(struct overflow *o, struct weight *m, struct e
         own = ops->host_new(o->be, n_bytes);
         if (!own) {
             return error_set(err, ERR_NO_MEMORY,
-                             "the embedding's %zu MiB could not be pinned in host memory, after "
-                             "%zu MiB of experts: let the process lock more (ulimit -l), or leave "
-                             "it more memory",
-                             n_bytes >> 20, o->done >> 20);
+                             "the embedding's %zu MiB could not be pinned in host memory: let the "
+                             "process lock more (ulimit -l), or leave it more memory",
+                             n_bytes >> 20);
         }
         copy(o, own, m->data, n_bytes);
     }
@@ -201,10 +219,24 @@ void weights_release_embedding(struct model_weights *w)
 
 /* ---- all of it ---- */
 
+static void warn(const struct overflow *o, const struct log *log)
+{
+    if (o->n_refused > 0) {
+        log_warning(
+            log,
+            "only %zu of %zu MiB of experts could be pinned in host memory: what %zu of %zu "
+            "layers miss on the device is left to the CPU, and their prompts are copied "
+            "more slowly; to change that let the process lock more (ulimit -l unlimited; "
+            "--ulimit memlock=-1 for a container; more memory in .wslconfig under WSL2, "
+            "which pins half of it), or give the device more memory",
+            o->pinned >> 20, o->to_pin >> 20, o->n_refused, o->n_to_pin);
+    }
+}
+
 enum status weights_overflow(struct offload_shape *shape, struct model_weights *w,
                              const struct model_spec *spec, const bool *may_overflow,
-                             struct backend *be, struct pool *pool, struct progress *progress,
-                             struct error *err)
+                             struct backend *be, struct pool *pool, const struct log *log,
+                             struct progress *progress, struct error *err)
 {
     struct overflow o = {.shape = shape, .w = w, .be = be, .pool = pool, .progress = progress};
     struct weight *embedding =
@@ -231,10 +263,11 @@ enum status weights_overflow(struct offload_shape *shape, struct model_weights *
     shape->n_layers = 0; /* counts again */
     o.total += embedding ? weight_bytes(embedding) : 0;
     progress_start(progress, "pin", PROGRESS_BYTES, o.total);
-    rc = each_moe(spec, may_overflow, layer_pin, &o, err);
-    if (rc == OK && embedding) {
-        rc = embedding_keep(&o, embedding, err);
-    }
+    rc = embedding ? embedding_keep(&o, embedding, err) : OK;
+    rc = rc == OK ? each_moe(spec, may_overflow, layer_pin, &o, err) : rc;
     progress_finish(progress);
+    if (rc == OK) {
+        warn(&o, log);
+    }
     return rc;
 }

@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "model/dense_quant.h"
 #include "model/model_internal.h"
@@ -217,26 +218,40 @@ static void everything_moves(void **state)
     }
 }
 
-/* Layers 1 and 3 overflow; `pins` of them and then the embedding can be pinned where they are, the others become
- * copies. */
-static void overflow_case(size_t pins)
+/* Layers 1 and 3 overflow; of the embedding and then these layers `pins` can be pinned where they are, `copies` become
+ * copies, and the rest is pageable. */
+static void overflow_case(size_t pins, size_t copies)
 {
     const bool may[LAYERS] = {false, true, false, true};
     struct offload_shape shape;
     struct model_weights w;
     struct test_model want;
     struct error err = {0};
+    size_t n_pageable = 3 - pins - copies;
+    struct log log = {.level = LOG_WARNING};
+    char said[1024] = "";
+    int pipes[2];
 
+    assert_int_equal(pipe(pipes), 0);
+    log.fd = pipes[1];
     open_fixture(&want, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
     device.pins_left = pins;
+    device.host_left = copies;
     load(&w, &want, may);
     assert_int_equal(weights_overflow(&shape, &w, &want.m->spec, may, &stand_in,
-                                      cpu_backend_pool(want.cpu), NULL, &err),
+                                      cpu_backend_pool(want.cpu), &log, NULL, &err),
                      OK);
+    close(pipes[1]);
+    assert_true(read(pipes[0], said, sizeof said - 1) >= 0);
+    close(pipes[0]);
     assert_int_equal(device.n_pinned, pins);
-    assert_int_equal(device.n_host, 3 - pins);
-    assert_int_equal(w.embedding_is_pinned, pins == 3);
+    assert_int_equal(device.n_host, copies);
+    assert_int_equal(w.embedding_is_pinned, pins > 0);
     assert_int_equal(shape.n_layers, 2);
+    assert_true((shape.is_pageable != NULL) == (n_pageable > 0));
+    assert_true((strstr(said, "could be pinned in host memory") != NULL) == (n_pageable > 0));
+    assert_true(n_pageable != 1 || strstr(said, "what 1 of 2 layers miss"));
+    assert_true(n_pageable != 2 || strstr(said, "only 0 of "));
     assert_int_equal(shape.n_experts, w.arenas[1].n_experts);
     assert_int_equal(shape.hidden, want.m->spec.hidden);
     assert_int_equal(shape.block.n_bytes, w.arenas[1].block.n_bytes);
@@ -250,6 +265,8 @@ static void overflow_case(size_t pins)
         assert_true((a->base != NULL) == may[l]);
         if (may[l]) {
             assert_int_equal(a->home_layer, l / 2);
+            assert_true(a->is_pageable == (l / 2 + n_pageable >= 2));
+            assert_true(n_pageable == 0 || shape.is_pageable[l / 2] == a->is_pageable);
             assert_ptr_equal(shape.blocks[l / 2], a->base);
             assert_ptr_equal(w.matrices[a->expert0].data, a->base);
         }
@@ -262,10 +279,11 @@ static void overflow_case(size_t pins)
 static void some_layers_stay(void **state)
 {
     (void)state;
-    overflow_case(3);
-    overflow_case(2);
-    overflow_case(1);
-    overflow_case(0);
+    for (size_t pins = 0; pins <= 3; pins++) {
+        for (size_t copies = pins == 0; pins + copies <= 3; copies++) {
+            overflow_case(pins, copies);
+        }
+    }
 }
 
 /* What goes to the device anyway, or is read whole there. */
@@ -290,8 +308,8 @@ static void embeddings_that_go(void **state)
             w.block = (void *)(uintptr_t)w.matrices[t.m->spec.embed].data;
         }
         assert_false(weights_embedding_may_stay(&w, &t.m->spec));
-        assert_int_equal(weights_overflow(&shape, &w, &t.m->spec, may, &stand_in, NULL, NULL, &err),
-                         OK);
+        assert_int_equal(
+            weights_overflow(&shape, &w, &t.m->spec, may, &stand_in, NULL, NULL, NULL, &err), OK);
         assert_null(w.embedding);
         w.block = block;
         t.m->spec.head = head;
@@ -335,7 +353,8 @@ static void expect_refusal(struct test_model *t, struct backend *be, enum status
     struct error err = {0};
 
     assert_int_equal(
-        weights_overflow(&shape, &t->m->weights, &t->m->spec, NULL, be, NULL, NULL, &err), code);
+        weights_overflow(&shape, &t->m->weights, &t->m->spec, NULL, be, NULL, NULL, NULL, &err),
+        code);
     if (!strstr(err.text, part)) {
         fail_msg("'%s' is not in '%s'", part, err.text);
     }
@@ -350,23 +369,16 @@ static void refusals(void **state)
 
     (void)state;
     open_fixture(&t, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
-    assert_int_equal(
-        weights_overflow(&shape, &t.m->weights, &t.m->spec, none, &stand_in, NULL, NULL, &err), OK);
+    assert_int_equal(weights_overflow(&shape, &t.m->weights, &t.m->spec, none, &stand_in, NULL,
+                                      NULL, NULL, &err),
+                     OK);
     assert_int_equal(shape.n_layers, 0);
     expect_refusal(&t, t.cpu, ERR_UNSUPPORTED, "the cpu backend has no way for it");
     t.m->weights.arenas[2].block.shape.group /= 2;
     expect_refusal(&t, &stand_in, ERR_UNSUPPORTED,
                    "layer 2: its experts have another shape than those of layers before");
     t.m->weights.arenas[2].block.shape.group *= 2;
-    device.pins_left = 1;
-    device.host_left = 2;
-    expect_refusal(&t, &stand_in, ERR_NO_MEMORY, "could be pinned in host memory, to layer 3");
-    test_model_close(&t);
-    nothing_is_held();
-
-    open_fixture(&t, "tiny-qwen3_5-moe-gptq-int4", DENSE_QUANT_NONE);
-    device.pins_left = LAYERS;
-    device.host_left = 0;
+    device.pins_left = device.host_left = 0;
     expect_refusal(&t, &stand_in, ERR_NO_MEMORY, "the embedding's 0 MiB could not be pinned");
     test_model_close(&t);
     nothing_is_held();
