@@ -107,6 +107,18 @@ static double heat_of(const struct expert_slots *s, int32_t i)
     return e->layer < 0 ? -1 : s->heat[(size_t)e->layer * s->n_experts + (size_t)e->expert];
 }
 
+double expert_slots_heat(const struct expert_slots *s, size_t layer, size_t expert)
+{
+    assert(layer < s->n_layers && expert < s->n_experts);
+    return s->heat[layer * s->n_experts + expert] / s->use;
+}
+
+double expert_slots_slot_heat(const struct expert_slots *s, size_t slot)
+{
+    assert(slot < s->n_slots);
+    return heat_of(s, (int32_t)slot) / s->use;
+}
+
 /* Slot a stays longer than slot b. */
 static bool stays_longer(const struct expert_slots *s, int32_t a, int32_t b)
 {

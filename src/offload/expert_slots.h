@@ -58,6 +58,10 @@ void expert_slots_step(struct expert_slots *s);
 /* The step used the expert, in a slot or not: once a step, or more often if it counts more. */
 void expert_slots_use(struct expert_slots *s, size_t layer, size_t expert);
 
+/* Uses of late, one of the present step counting 1. Of a slot: its expert's; below 0 when it is empty. */
+double expert_slots_heat(const struct expert_slots *s, size_t layer, size_t expert);
+double expert_slots_slot_heat(const struct expert_slots *s, size_t slot);
+
 /* The n slots to go first, the first first; empty ones before all, the lower slot of equals. Returns how
  * many there are. */
 size_t expert_slots_victims(const struct expert_slots *s, int32_t *out, size_t n);

@@ -184,14 +184,20 @@ static size_t insertions_max(const struct miss_split *s)
     return size_max(s->o.n_slots / INSERT_PART, s->o.n_layers);
 }
 
-/* The same for each layer, or the last ones would never get a slot. */
+/* Layers that can fetch. */
+static size_t n_fetching(const struct miss_split *s)
+{
+    return s->o.n_layers - size_min(s->o.n_pageable, s->o.n_layers);
+}
+
+/* The same for each layer that can fetch, or the last ones would never get a slot. */
 static size_t fetch_max(const struct miss_split *s)
 {
-    if (s->o.n_slots == 0 || s->o.miss == EXPERT_MISS_CPU ||
+    if (s->o.n_slots == 0 || n_fetching(s) == 0 || s->o.miss == EXPERT_MISS_CPU ||
         (s->o.miss == EXPERT_MISS_AUTO && s->o.no_split)) {
         return 0;
     }
-    return size_min(insertions_max(s) / size_max(s->o.n_layers, 1), EXPERT_HOME_PAIRS);
+    return size_min(insertions_max(s) / n_fetching(s), EXPERT_HOME_PAIRS);
 }
 
 static size_t prefetch_of(const struct miss_split *s, struct miss_times *t)
@@ -239,7 +245,7 @@ size_t miss_split_orders(struct miss_split *s, size_t n_rows, struct expert_orde
     if (most == 0) {
         return 0;
     }
-    return insertions_max(s) + s->o.n_layers * (size_t)orders->n_next;
+    return insertions_max(s) + n_fetching(s) * (size_t)orders->n_next;
 }
 
 size_t miss_split_window(const struct miss_split *s, size_t n_choices)

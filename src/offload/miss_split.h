@@ -53,6 +53,7 @@ struct miss_split_options {
     enum expert_miss miss;
     bool no_split, no_prefetch;
     size_t n_layers, n_experts, n_slots, top_k;
+    size_t n_pageable; /* of the layers: they fetch nothing in a step, whatever the orders say */
     double fetch_ns, cpu_ns; /* one expert, as measured at the start; 0: unknown */
 };
 

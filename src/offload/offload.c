@@ -7,6 +7,9 @@
  * for what cannot be fetched within the budget, --expert-miss auto and cpu are the same there: a prompt whose every
  * missing expert were the CPU's would take seconds.
  *
+ * Pageable layers never fetch within a step, so what they miss often is brought in between steps, as far as its
+ * share of the time goes (hot_experts.h). Not where nothing else is fetched either: --expert-miss cpu.
+ *
  * After a prompt slots hold what they held before, though its last rows tell what the answer will ask for.
  * Experts that several of them chose are remembered by `streamed`, and brought in before the next small
  * step: during the large one a slot must not change. */
@@ -21,18 +24,20 @@
 #include "base/clock.h"
 #include "base/size.h"
 #include "offload/expert_slots.h"
+#include "offload/hot_experts.h"
 #include "offload/large_split.h"
 #include "offload/mail.h"
 #include "offload/miss_split.h"
 #include "offload/read_ahead.h"
 
 enum {
-    TAIL_ROWS = 16,      /* of a prompt that tell what is needed next */
-    TAIL_CHOSEN_MIN = 3, /* times: chance alone gives that to one expert in seventy (8 of 256) */
-    WARM_LAYER_MAX = 4,  /* experts of a layer that are brought in after a prompt, */
-    WARM_STEP_MAX = 128, /* and in all: about 4 ms over a fast link */
-    VICTIMS_FADE = 8,    /* a part of it is forgotten by step */
-    TRIALS = 8,          /* of the CPU at the start */
+    TAIL_ROWS = 16,         /* of a prompt that tell what is needed next */
+    TAIL_CHOSEN_MIN = 3,    /* times: chance alone gives that to one expert in seventy (8 of 256) */
+    WARM_LAYER_MAX = 4,     /* experts of a layer that are brought in after a prompt, */
+    WARM_STEP_MAX = 128,    /* and in all: about 4 ms over a fast link, */
+    WARM_PAGEABLE_MAX = 32, /* of pageable ones fewer, as the driver copies them twice */
+    VICTIMS_FADE = 8,       /* a part of it is forgotten by step */
+    TRIALS = 8,             /* of the CPU at the start */
     TRIAL_EXPERTS = 4,
 };
 
@@ -66,6 +71,9 @@ struct offload {
     uint8_t *tail_count;                  /* [n_experts] */
     struct warm *warm;                    /* [n_layers] */
     bool has_warm;
+    struct hot_experts hot;
+    bool brings_hot; /* missed experts of pageable layers come in between steps */
+    size_t n_inserted;
 
     pthread_mutex_t lock;
     struct offload_stats stats; /* guarded by lock; written by the thread that runs steps */
@@ -92,6 +100,7 @@ static bool insert(struct offload *o, size_t layer, size_t expert, size_t slot, 
         return false;
     }
     expert_slots_put(&o->slots, slot, layer, expert);
+    o->n_inserted++;
     return true;
 }
 
@@ -160,13 +169,19 @@ static void warm_insert(struct offload *o)
 {
     int32_t victim[WARM_STEP_MAX];
     size_t n_victims = expert_slots_victims(&o->slots, victim, WARM_STEP_MAX), used = 0;
+    size_t n_pageable = 0;
     bool is_good = true;
 
     for (size_t i = 0; i < WARM_LAYER_MAX; i++) {
         for (size_t l = 0; l < o->home.n_layers && is_good && used < n_victims; l++) {
             const struct warm *w = &o->warm[l];
+            bool is_pageable = expert_home_is_pageable(&o->home, l);
 
+            if (is_pageable && n_pageable == WARM_PAGEABLE_MAX) {
+                continue;
+            }
             if (i < w->n && expert_slots_find(&o->slots, l, (size_t)w->expert[i]) < 0) {
+                n_pageable += is_pageable;
                 is_good = insert(o, l, (size_t)w->expert[i], (size_t)victim[used++], NULL);
             }
         }
@@ -177,6 +192,28 @@ static void warm_insert(struct offload *o)
 
 /* --- small steps --- */
 
+/* Brings in what the last step missed in pageable layers, where that is hotter than what goes. */
+static void hot_insert(struct offload *o)
+{
+    int32_t victim[HOT_STEP_MAX];
+    size_t n = hot_experts_allowed(&o->hot), n_done = 0;
+    uint64_t start = clock_now_ns();
+    bool is_good = true;
+
+    n = n > 0 ? expert_slots_victims(&o->slots, victim, n) : 0;
+    for (size_t i = 0; i < n && is_good; i++) {
+        const struct hot_expert *e = &o->hot.item[i];
+        size_t layer = (size_t)e->layer, expert = (size_t)e->expert, slot = (size_t)victim[n_done];
+
+        if (expert_slots_find(&o->slots, layer, expert) < 0 &&
+            hot_experts_replaces(e, expert_slots_slot_heat(&o->slots, slot))) {
+            is_good = insert(o, layer, expert, slot, NULL);
+            n_done++;
+        }
+    }
+    hot_experts_inserted(&o->hot, n_done, (double)(clock_now_ns() - start));
+}
+
 static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
 {
     struct offload *o = ctx;
@@ -184,6 +221,9 @@ static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
 
     if (o->has_warm) {
         warm_insert(o);
+    }
+    if (o->hot.n > 0) {
+        hot_insert(o);
     }
     o->step_start_ns = clock_now_ns();
     o->ticket += o->ticket == UINT32_MAX ? 2 : 1; /* never 0 */
@@ -202,13 +242,14 @@ static void step_begin(void *ctx, struct expert_orders *orders, size_t n_rows)
 }
 
 /* Choices of a step: distinct ones, and those of them that were made within the window before. Each warms its
- * expert. */
+ * expert; of those that pageable layers missed the hottest are remembered. */
 static void count_choices(struct offload *o, const struct expert_report *r, struct miss_step *step)
 {
     size_t n_pairs = r->n_rows * o->home.top_k;
 
     for (size_t l = 0; l < o->home.n_layers; l++) {
         uint32_t *used_at = o->used_at + l * o->home.n_experts;
+        bool is_pageable = expert_home_is_pageable(&o->home, l);
 
         for (size_t i = 0; i < n_pairs; i++) {
             int32_t e = r->idx[l * n_pairs + i];
@@ -220,6 +261,9 @@ static void count_choices(struct offload *o, const struct expert_report *r, stru
             step->n_recent += used_at[e] > 0 && o->now - used_at[e] <= o->window;
             used_at[e] = o->now;
             expert_slots_use(&o->slots, l, (size_t)e);
+            if (is_pageable && o->brings_hot && expert_slots_find(&o->slots, l, (size_t)e) < 0) {
+                hot_experts_miss(&o->hot, l, (size_t)e, expert_slots_heat(&o->slots, l, (size_t)e));
+            }
         }
     }
     o->window = (uint32_t)miss_split_window(&o->split, step->n_choices);
@@ -300,12 +344,14 @@ static void step_end(void *ctx, const struct expert_report *r)
     if (r->n_rows == 0 || r->n_rows > EXPERT_HOME_ROWS) {
         return;
     }
+    hot_experts_step(&o->hot, step.ns);
     count_choices(o, r, &step);
     follow(o, r);
     miss_split_learn(&o->split, &step);
 
     pthread_mutex_lock(&o->lock);
     o->stats.n_steps++;
+    o->stats.n_inserted = o->n_inserted;
     o->stats.n_hits += r->n_hits;
     o->stats.n_fetched += r->n_fetched + r->n_in_place;
     o->stats.n_in_place += r->n_in_place;
@@ -480,7 +526,8 @@ static enum status offload_init(struct offload *o, const struct offload_shape *s
         .has_cpu = opt->miss != EXPERT_MISS_FETCH,
         .takes_turns = opt->no_overlap,
         .looks_ahead = !opt->no_prefetch && opt->miss != EXPERT_MISS_CPU &&
-                       !(opt->miss == EXPERT_MISS_AUTO && opt->no_split),
+                       !(opt->miss == EXPERT_MISS_AUTO && opt->no_split) &&
+                       count_pageable(s) < s->n_layers,
         .ops = &home_ops,
         .ctx = o,
     };
@@ -508,6 +555,7 @@ static void split_start(struct offload *o, const struct offload_options *opt, do
         .n_layers = o->home.n_layers,
         .n_experts = o->home.n_experts,
         .n_slots = o->home.n_slots,
+        .n_pageable = o->stats.n_pageable,
         .top_k = o->home.top_k,
         .fetch_ns = fetch_ns,
         .cpu_ns = cpu_ns,
@@ -537,6 +585,9 @@ enum status offload_new(struct offload **out, const struct offload_shape *shape,
         offload_free(o);
         return rc;
     }
+    o->stats.n_pageable = count_pageable(shape);
+    o->brings_hot = o->stats.n_pageable > 0 && o->home.n_slots > 0 &&
+                    opt->miss == EXPERT_MISS_AUTO && !opt->no_split;
     split_start(o, opt, 0, 0);
     o->shares_large = o->mail && !opt->no_split;
     o->stats.n_layers = o->home.n_layers;
@@ -628,36 +679,61 @@ static void fill_ahead(const struct offload *o, size_t slot)
     }
 }
 
-enum status offload_fill(struct offload *o, struct progress *progress, struct error *err)
+/* The slots of pageable layers, or of the others; nanoseconds of one, 0 where there are none. */
+static enum status fill_slots(struct offload *o, bool pageable, size_t *n_done, double *ns,
+                              struct progress *progress, struct error *err)
 {
     const struct expert_home *h = &o->home;
     uint64_t start = clock_now_ns();
+    size_t n_before = *n_done;
     enum status rc = OK;
 
-    if (progress) {
-        progress_start(progress, "experts to the device", PROGRESS_BYTES,
-                       h->n_slots * h->block.n_bytes);
-    }
-    for (size_t slot = 0; slot < READ_AHEAD_FILL; slot++) {
+    for (size_t slot = 0; pageable && slot < READ_AHEAD_FILL; slot++) {
         fill_ahead(o, slot);
     }
     for (size_t slot = 0; slot < h->n_slots; slot++) {
         size_t layer;
         int32_t expert;
 
-        fill_ahead(o, slot + READ_AHEAD_FILL);
         fill_of(o, slot, &layer, &expert);
+        if (pageable) {
+            fill_ahead(o, slot + READ_AHEAD_FILL);
+        }
+        if (expert_home_is_pageable(h, layer) != pageable) {
+            continue;
+        }
         rc = o->device->ops->expert_insert(o->device, layer, (size_t)expert, slot, err);
         if (rc != OK) {
             break;
         }
         expert_slots_put(&o->slots, slot, layer, (size_t)expert);
+        ++*n_done;
         if (progress) {
-            progress_update(progress, (slot + 1) * h->block.n_bytes);
+            progress_update(progress, *n_done * h->block.n_bytes);
         }
     }
     if (rc == OK && o->device->ops->wait) {
         rc = o->device->ops->wait(o->device, err);
+    }
+    *ns = *n_done > n_before ? (double)(clock_now_ns() - start) / (double)(*n_done - n_before) : 0;
+    return rc;
+}
+
+/* What can be pinned and what cannot take different times, and one of them would wait for the other: one after the
+ * other. */
+enum status offload_fill(struct offload *o, struct progress *progress, struct error *err)
+{
+    double pinned_ns, pageable_ns = 0;
+    size_t n_done = 0;
+    enum status rc;
+
+    if (progress) {
+        progress_start(progress, "experts to the device", PROGRESS_BYTES,
+                       o->home.n_slots * o->home.block.n_bytes);
+    }
+    rc = fill_slots(o, false, &n_done, &pinned_ns, progress, err);
+    if (rc == OK && o->home.is_pageable) {
+        rc = fill_slots(o, true, &n_done, &pageable_ns, progress, err);
     }
     if (progress) {
         progress_finish(progress);
@@ -666,7 +742,8 @@ enum status offload_fill(struct offload *o, struct progress *progress, struct er
         error_prefix(err, "experts to the device");
         return rc;
     }
-    times_set(o, h->n_slots > 0 ? (double)(clock_now_ns() - start) / (double)h->n_slots : 0);
+    o->hot.insert_ns = pageable_ns;
+    times_set(o, pinned_ns > 0 ? pinned_ns : pageable_ns);
     return OK;
 }
 

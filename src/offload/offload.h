@@ -57,6 +57,8 @@ struct offload_stats {
     size_t block_bytes;
     /* Since the start; distinct experts of a layer and step, summed */
     uint64_t n_steps, n_large_steps;
+    size_t n_pageable;                 /* layers whose experts the device cannot read */
+    uint64_t n_inserted;               /* brought in between steps */
     uint64_t n_hits, n_fetched, n_cpu; /* of small steps */
     uint64_t n_in_place;               /* of n_fetched: read over the link, but not kept */
     uint64_t n_next, n_next_used;      /* fetched ahead, and of those asked for in the same step */

@@ -196,7 +196,7 @@ static size_t resolve(struct card *c, struct card_step *s, size_t layer, const i
             missing[n_missing++] = idx[i];
         }
     }
-    n_wanted = c->orders.n_fetch[n_missing];
+    n_wanted = expert_home_is_pageable(c->home, layer) ? 0 : c->orders.n_fetch[n_missing];
     for (size_t i = 0; i < n_missing; i++) {
         int32_t slot = i < n_wanted ? take_victim(c, s, layer, idx, n_pairs) : -1;
 
@@ -208,6 +208,9 @@ static size_t resolve(struct card *c, struct card_step *s, size_t layer, const i
         } else {
             missing[n_cpu++] = missing[i];
         }
+    }
+    if (expert_home_is_pageable(c->home, layer) && n_cpu > 0 && !c->home->has_cpu) {
+        abort(); /* a device cannot read them in place */
     }
     for (size_t i = 0; i < n_pairs; i++) {
         box->idx[i] = is_chosen(missing, n_cpu, idx[i]) && c->home->has_cpu ? idx[i] : -1;
