@@ -155,21 +155,24 @@ static void write_offload(struct buf *out, const struct offload_stats *o)
     double asked = (double)o->n_hits + (double)o->n_fetched + (double)o->n_cpu;
 
     buf_appendf(out,
-                "\"offload\":{\"layers\":%zu,\"experts\":%zu,\"slots\":%zu,\"staging\":%zu,"
+                "\"offload\":{\"layers\":%zu,\"pageable_layers\":%zu,\"experts\":%zu,\"slots\":%zu,"
+                "\"staging\":%zu,"
                 "\"expert_bytes\":%zu,\"steps\":%llu,\"large_steps\":%llu,\"hits\":%llu,"
                 "\"fetched\":%llu,\"in_place\":%llu,\"cpu\":%llu,",
-                o->n_layers, o->n_layers * o->n_experts, o->n_slots, o->n_staging, o->block_bytes,
-                (unsigned long long)o->n_steps, (unsigned long long)o->n_large_steps,
-                (unsigned long long)o->n_hits, (unsigned long long)o->n_fetched,
-                (unsigned long long)o->n_in_place, (unsigned long long)o->n_cpu);
+                o->n_layers, o->n_pageable, o->n_layers * o->n_experts, o->n_slots, o->n_staging,
+                o->block_bytes, (unsigned long long)o->n_steps,
+                (unsigned long long)o->n_large_steps, (unsigned long long)o->n_hits,
+                (unsigned long long)o->n_fetched, (unsigned long long)o->n_in_place,
+                (unsigned long long)o->n_cpu);
     buf_appendf(out,
-                "\"prefetched\":%llu,\"prefetched_used\":%llu,\"streamed\":%llu,\"large_cpu\":%llu,"
+                "\"inserted\":%llu,\"prefetched\":%llu,\"prefetched_used\":%llu,\"streamed\":%llu,"
+                "\"large_cpu\":%llu,"
                 "\"hit_rate\":%.6g,\"fetch_share\":%.6g,\"link_bytes_per_second\":%.6g,"
                 "\"cpu_bytes_per_second\":%.6g},",
-                (unsigned long long)o->n_next, (unsigned long long)o->n_next_used,
-                (unsigned long long)o->n_streamed, (unsigned long long)o->n_large_cpu,
-                asked > 0 ? (double)o->n_hits / asked : 0, o->fetch_share, o->fetch_bytes_per_s,
-                o->cpu_bytes_per_s);
+                (unsigned long long)o->n_inserted, (unsigned long long)o->n_next,
+                (unsigned long long)o->n_next_used, (unsigned long long)o->n_streamed,
+                (unsigned long long)o->n_large_cpu, asked > 0 ? (double)o->n_hits / asked : 0,
+                o->fetch_share, o->fetch_bytes_per_s, o->cpu_bytes_per_s);
 }
 
 void api_server_info(struct server *s, struct conn *c)

@@ -126,6 +126,11 @@ static void write_experts(struct buf *out, const char *label, const struct offlo
     write_number(out, label, "offload_experts", "gauge", "Experts that share the slots.",
                  (double)(o->n_layers * o->n_experts));
     write_number(out, label, "offload_expert_bytes", "gauge", "Bytes of one expert.", block);
+    write_number(out, label, "offload_pageable_layers", "gauge",
+                 "Layers whose experts the device cannot read in host memory.",
+                 (double)o->n_pageable);
+    write_number(out, label, "offload_inserted_total", "counter",
+                 "Experts brought to the device between steps.", (double)o->n_inserted);
     write_number(out, label, "offload_hits_total", "counter", "Experts of small steps with a slot.",
                  hits);
     write_help(out, "offload_misses_total", "counter", "Experts of small steps without one.");

@@ -913,6 +913,8 @@ static bool made_offload(void *ctx, struct offload_stats *out)
     *out = (struct offload_stats){.n_layers = 40,
                                   .n_experts = 256,
                                   .n_slots = 5120,
+                                  .n_pageable = 3,
+                                  .n_inserted = 4,
                                   .block_bytes = 1000,
                                   .n_hits = 60,
                                   .n_fetched = 15,
@@ -947,6 +949,8 @@ static void overflowing_experts_are_counted(void **state)
         assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
         snprintf(line, sizeof line, "spillway_offload_hit_ratio%s} 0.75\n", label);
         assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
+        snprintf(line, sizeof line, "spillway_offload_pageable_layers%s} 3\n", label);
+        assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
         snprintf(line, sizeof line, "spillway_offload_link_bytes_total%s} 25000\n", label);
         assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
         response_release(&m);
@@ -957,6 +961,8 @@ static void overflowing_experts_are_counted(void **state)
         if (overflows) {
             struct json_object *o = json_get(info, "offload");
             assert_int_equal(json_object_get_int(json_get(o, "experts")), 10240);
+            assert_int_equal(json_object_get_int(json_get(o, "pageable_layers")), 3);
+            assert_int_equal(json_object_get_int(json_get(o, "inserted")), 4);
             assert_true(json_object_get_double(json_get(o, "hit_rate")) == 0.75);
         }
         json_object_put(info);
