@@ -88,6 +88,15 @@ static void check_case(const struct bench_row *row, enum expert_miss miss, size_
     assert_true(miss != EXPERT_MISS_CPU || m->fetched == 0);
 }
 
+static void check_recovery(const struct bench_recovery *r)
+{
+    assert_int_equal(r->n_prompt, 24);
+    assert_true(r->before > 0 && r->before <= 1 && r->n_steps <= RECOVERY_STEPS);
+    for (size_t i = 0; i < RECOVERY_STEPS; i++) {
+        assert_true(r->hits[i] >= 0 && r->hits[i] <= 1);
+    }
+}
+
 static void run_routing(struct rig *r, enum expert_miss miss, enum routing_kind routing)
 {
     const struct bench_card card = {.machine = {.memory_bytes_s = 1e12},
@@ -96,6 +105,7 @@ static void run_routing(struct rig *r, enum expert_miss miss, enum routing_kind 
                                     .depths = {{0}, 1},
                                     .batches = {{1, 2}, 2},
                                     .decode_tokens = DECODE,
+                                    .recovery_tokens = 24,
                                     .repeat = 1,
                                     .chunk_tokens = 12,
                                     .routing = routing,
@@ -112,6 +122,7 @@ static void run_routing(struct rig *r, enum expert_miss miss, enum routing_kind 
     for (size_t i = 0; i < result.n_rows; i++) {
         check_case(&result.rows[i], miss, result.offload.n_layers);
     }
+    check_recovery(&result.recovery);
     bench_result_release(&result);
 }
 

@@ -56,13 +56,20 @@ static size_t list_max(const struct bench_list *l, size_t at_least)
 
 size_t bench_seqs_max(const struct bench_plan *plan)
 {
-    return list_max(&plan->batches, 1);
+    return list_max(&plan->batches, plan->recovery_tokens > 0 ? 2 : 1);
+}
+
+/* Of the sequence that generates before and after another's prompt. */
+static size_t recovery_context(const struct bench_plan *plan)
+{
+    return plan->recovery_tokens > 0 ? 2 * plan->decode_tokens + 2 * RECOVERY_STEPS : 0;
 }
 
 size_t bench_context_tokens(const struct bench_plan *plan)
 {
     size_t decode = plan->batches.n > 0 ? list_max(&plan->depths, 0) + plan->decode_tokens : 0;
 
+    decode = size_max(decode, size_max(recovery_context(plan), plan->recovery_tokens));
     return size_max(decode, list_max(&plan->prompts, 1));
 }
 
@@ -73,7 +80,8 @@ static size_t pages_for(size_t n_tokens)
 
 size_t bench_pool_tokens(const struct bench_plan *plan)
 {
-    size_t pages = pages_for(list_max(&plan->prompts, 1));
+    size_t pages = size_max(pages_for(list_max(&plan->prompts, 1)),
+                            pages_for(recovery_context(plan)) + pages_for(plan->recovery_tokens));
 
     for (size_t i = 0; i < plan->depths.n; i++) {
         size_t depth = plan->depths.at[i];
@@ -98,6 +106,7 @@ static uint64_t count_tokens(const struct bench_plan *p)
         }
     }
     n *= size_max(p->threads.n, 1);
+    n += recovery_context(p) + p->recovery_tokens;
     if (p->profile && p->batches.n > 0) {
         n += p->batches.at[0] * p->decode_tokens;
     }
@@ -245,14 +254,14 @@ static void choose_prompt(struct bench *b, size_t i, size_t n)
     }
 }
 
-static void choose_tokens(struct bench *b, size_t batch)
+static void choose_tokens(struct bench *b, size_t batch, size_t n)
 {
     if (has_choices(b)) {
         bench_choices_begin(&b->choices);
         for (size_t i = 0; i < batch; i++) {
             b->streams[i] = stream_of(b, i);
         }
-        for (size_t t = 0; t < b->plan->decode_tokens; t++) {
+        for (size_t t = 0; t < n; t++) {
             bench_choices_add_tokens(&b->choices, b->streams, batch);
         }
     }
@@ -354,7 +363,7 @@ static enum status run_once(struct bench *b, const struct bench_row *row, double
     if (rc == OK && row->kind == BENCH_PREFILL) {
         choose_prompt(b, 0, row->n_tokens);
     } else if (rc == OK) {
-        choose_tokens(b, row->n_seqs);
+        choose_tokens(b, row->n_seqs, b->plan->decode_tokens);
     }
     start = clock_now_ns();
     if (rc == OK) {
@@ -562,6 +571,96 @@ static enum status sweep(struct bench *b, struct error *err)
     return rc;
 }
 
+/* ---- hits after another sequence's prompt ---- */
+
+/* n tokens of sequence 0; hits: [n], or NULL. */
+static enum status recovery_decode(struct bench *b, size_t n, double *hits, struct error *err)
+{
+    struct model_step_result result;
+    struct offload_stats from = {0}, to = {0};
+    enum status rc = OK;
+
+    b->n_steps = 0;
+    choose_tokens(b, 1, n);
+    for (size_t t = 0; t < n && rc == OK; t++) {
+        model_offload_stats(b->model, &from);
+        b->spans[0] = (struct model_span){
+            .seq = b->seqs[0], .tokens = &b->next[0], .n_tokens = 1, .n_logits = 1};
+        rc = step(b, 1, &result, err);
+        b->next[0] = rc == OK ? result.best[0] : 0;
+        if (hits && rc == OK && model_offload_stats(b->model, &to)) {
+            double n_hits = (double)(to.n_hits - from.n_hits);
+
+            hits[t] = n_hits / (n_hits + (double)(to.n_fetched - from.n_fetched) +
+                                (double)(to.n_cpu - from.n_cpu));
+        }
+    }
+    progress_update(b->progress, b->n_done);
+    return rc;
+}
+
+static double mean(const double *v, size_t n)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        sum += v[i];
+    }
+    return sum / (double)n;
+}
+
+static enum status recovery_run(struct bench *b, struct bench_recovery *r, struct error *err)
+{
+    struct state_store *store = model_states(b->model);
+    size_t n = b->plan->recovery_tokens;
+    enum status rc = state_reserve(store, b->seqs[0], recovery_context(b->plan), err);
+
+    if (rc == OK) {
+        rc = state_reserve(store, b->seqs[1], n, err);
+    }
+    fill_prompt(b, n, n);
+    b->next[0] = b->prompt[0];
+    for (size_t i = 0; i < 2 && rc == OK; i++) {
+        rc = recovery_decode(b, b->plan->decode_tokens, NULL, err);
+    }
+    if (rc == OK) {
+        rc = recovery_decode(b, RECOVERY_STEPS, r->hits, err);
+    }
+    if (rc == OK) {
+        r->before = mean(r->hits, RECOVERY_STEPS);
+        b->n_steps = 0;
+        choose_prompt(b, 1, n);
+        rc = feed_prompt(b, 1, n, err);
+    }
+    if (rc == OK) {
+        rc = recovery_decode(b, RECOVERY_STEPS, r->hits, err);
+    }
+    if (rc == OK) {
+        r->n_prompt = n;
+        bench_recovery_judge(r);
+    }
+    return rc;
+}
+
+static enum status measure_recovery(struct bench *b, struct error *err)
+{
+    struct offload_stats ignored;
+    enum status rc = OK;
+
+    if (!model_offload_stats(b->model, &ignored)) {
+        return OK; /* all experts are resident */
+    }
+    rc = open_seqs(b, 2, err);
+    if (rc == OK) {
+        rc = recovery_run(b, &b->result->recovery, err);
+    }
+    close_seqs(b);
+    if (rc != OK) {
+        error_prefix(err, "hits after a prompt of %zu tokens", b->plan->recovery_tokens);
+    }
+    return rc == ERR_BUSY ? ERR_LIMIT : rc;
+}
+
 /* ---- around it ---- */
 
 /* What the plan says about experts and about how much a long run reads again and again. */
@@ -608,7 +707,7 @@ static enum status buffers_make(struct bench *b, struct error *err)
     size_t chunk = p->chunk_tokens > 0 ? p->chunk_tokens : longest;
 
     b->n_seqs_max = n;
-    b->n_steps_max = size_max(p->decode_tokens, longest / chunk + 1) + 2;
+    b->n_steps_max = size_max(size_max(p->decode_tokens, RECOVERY_STEPS), longest / chunk + 1) + 2;
     b->seqs = calloc(n, sizeof(struct seq_state *));
     b->start = calloc(n, sizeof(struct state_snapshot *));
     b->spans = calloc(n, sizeof *b->spans);
@@ -627,9 +726,9 @@ static enum status buffers_make(struct bench *b, struct error *err)
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the benchmark");
     }
     if (has_choices(b)) {
-        return bench_choices_open(&b->choices, b->sim, b->ops, b->n_ops,
-                                  size_max(longest, n * p->decode_tokens), n * p->decode_tokens,
-                                  b->n_steps_max, err);
+        return bench_choices_open(
+            &b->choices, b->sim, b->ops, b->n_ops, size_max(longest, n * p->decode_tokens),
+            size_max(n * p->decode_tokens, RECOVERY_STEPS), b->n_steps_max, err);
     }
     return OK;
 }
@@ -678,6 +777,9 @@ enum status bench_run(struct bench_result *out, struct model *m, struct backend 
     if (rc == OK) {
         progress_start(progress, "bench", PROGRESS_TOKENS, count_tokens(plan));
         rc = sweep(&b, err);
+        if (rc == OK && plan->recovery_tokens > 0) {
+            rc = measure_recovery(&b, err);
+        }
         out->overflows = model_offload_stats(m, &out->offload);
         progress_finish(progress); /* also after a failure: the line must end */
     }

@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "cli/bench_card.h"
 #include "cli/bench_profile.h"
+#include "cli/bench_recovery.h"
 #include "cli/bench_stats.h"
 #include "cli/machine_bounds.h"
 #include "cli/routing_sim.h"
@@ -41,7 +42,8 @@ struct bench_plan {
     struct bench_list depths, batches; /* of generation: every pair is a case */
     size_t decode_tokens;              /* per sequence */
     size_t repeat;
-    size_t chunk_tokens; /* 0: prompts are not cut */
+    size_t recovery_tokens; /* of a prompt, after which hits recover; 0: not measured */
+    size_t chunk_tokens;    /* 0: prompts are not cut */
     enum routing_kind routing;
     bool is_int8;                  /* quantised matrices multiply int8 activations */
     bool is_card;                  /* the backend is a card's: no threads */
@@ -84,6 +86,7 @@ struct bench_result {
     size_t n_experts, top_k; /* of a layer; 0: no experts */
     bool overflows;
     struct offload_stats offload; /* where experts overflow: at the end */
+    struct bench_recovery recovery;
 };
 
 /* Tokens that the longest sequence and that all sequences together need, for sizing the model. */

@@ -9,6 +9,15 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 
+const struct sweep_way sweep_ablation[] = {
+    {.name = "cache", .expert_miss = "fetch", .no_prefetch = true},
+    {.name = "cpu", .expert_miss = "cpu", .no_prefetch = true},
+    {.name = "split", .expert_miss = "auto", .no_prefetch = true},
+    {.name = "ahead", .expert_miss = "auto"},
+    {.name = "turns", .expert_miss = "auto", .no_overlap = true},
+};
+const size_t sweep_ablation_count = sizeof sweep_ablation / sizeof sweep_ablation[0];
+
 /* Of a model that cannot be opened with this budget; other errors end the sweep. */
 static bool is_refusal(enum status rc)
 {
@@ -51,6 +60,11 @@ static enum status budget_run(struct sweep *s, struct sweep_point *points, const
     flags.gpu_memory_gb = points[0].budget_gb;
     flags.dense_quant = points[0].dense;
     flags.device = "cuda";
+    if (points[0].way) {
+        flags.expert_miss = points[0].way->expert_miss;
+        flags.offload_prefetch_step = points[0].way->no_prefetch ? 0 : -1;
+        flags.offload_no_overlap = points[0].way->no_overlap;
+    }
     rc = model_setup_open(&setup, &flags, &options, log, &why);
     if (is_refusal(rc)) {
         for (size_t i = 0; i < s->plan->n_routings; i++) {
@@ -77,16 +91,20 @@ static enum status budget_run(struct sweep *s, struct sweep_point *points, const
 static enum status points_make(struct sweep *s, struct error *err)
 {
     const struct sweep_plan *p = s->plan;
+    size_t n_ways = p->n_ways > 0 ? p->n_ways : 1;
 
-    s->points = calloc(p->n_dense * p->n_budgets * p->n_routings + 1, sizeof *s->points);
+    s->points = calloc(p->n_dense * p->n_budgets * n_ways * p->n_routings + 1, sizeof *s->points);
     if (!s->points) {
         return error_set(err, ERR_NO_MEMORY, "cannot allocate the sweep");
     }
     for (size_t d = 0; d < p->n_dense; d++) {
         for (size_t b = 0; b < p->n_budgets; b++) {
-            for (size_t r = 0; r < p->n_routings; r++) {
-                s->points[s->n_points++] = (struct sweep_point){
-                    .budget_gb = p->budgets[b], .dense = p->dense[d], .routing = p->routings[r]};
+            for (size_t r = 0; r < n_ways * p->n_routings; r++) {
+                s->points[s->n_points++] =
+                    (struct sweep_point){.budget_gb = p->budgets[b],
+                                         .way = p->n_ways > 0 ? &p->ways[r / p->n_routings] : NULL,
+                                         .dense = p->dense[d],
+                                         .routing = p->routings[r % p->n_routings]};
             }
         }
     }

@@ -3,6 +3,8 @@
  * Place:  cli; used by cmd_bench.c. For each way to quantise dense matrices and each budget the model is
  *         opened anew in one process (its files stay in the page cache), and all cases run with each routing.
  *         A budget that the model does not fit is a line of the table, not the end.
+ * Ways:   with --offload-ablation the model is also opened without each of the mechanisms that serve misses, so
+ *         that what each is worth is measured in one process.
  * Warm:   what slots hold goes on from case to case, and sequences' made-up routing goes on from run to run;
  *         with runs as long as the default, slots hold after the untimed run what they hold in the long run. */
 #ifndef CLI_BENCH_SWEEP_H
@@ -20,6 +22,15 @@
 
 enum { SWEEP_BUDGETS_MAX = 16, SWEEP_DENSE = 2, SWEEP_ROUTINGS = 3 };
 
+struct sweep_way {
+    const char *name;        /* static */
+    const char *expert_miss; /* as the flag says it */
+    bool no_prefetch, no_overlap;
+};
+extern const struct sweep_way
+    sweep_ablation[]; /* from a cache alone to everything, then in turns */
+extern const size_t sweep_ablation_count;
+
 struct sweep_plan {
     double budgets[SWEEP_BUDGETS_MAX]; /* GiB; 0: the whole card */
     size_t n_budgets;
@@ -27,10 +38,13 @@ struct sweep_plan {
     size_t n_dense;
     const char *routings[SWEEP_ROUTINGS]; /* as --routing says it */
     size_t n_routings;
+    const struct sweep_way *ways; /* borrowed */
+    size_t n_ways;                /* 0: one, as the flags say */
 };
 
 struct sweep_point {
     double budget_gb;
+    const struct sweep_way *way; /* NULL: as the flags say */
     const char *dense, *routing;
     char refused[ERROR_TEXT_BYTES]; /* why this budget cannot be; "" else */
     double load_s;

@@ -65,16 +65,32 @@ static void print_row(FILE *out, const struct bench_row *row)
     fprintf(out, "\n");
 }
 
+static void print_recovery(FILE *out, const char *head, const struct bench_recovery *r)
+{
+    char steps[32];
+
+    if (r->n_prompt == 0) {
+        return;
+    }
+    snprintf(steps, sizeof steps, r->n_steps < RECOVERY_STEPS ? "%zu" : "more than %zu",
+             r->n_steps);
+    fprintf(out,
+            "%s recovery: hits %.1f %% before a prompt of %zu, %.1f in the %d steps after it, %.1f "
+            "at the end of %d; recovered after %s steps\n",
+            head, 100 * r->before, r->n_prompt, 100 * r->after_first, RECOVERY_WINDOW,
+            100 * r->after_last, RECOVERY_STEPS, steps);
+}
+
 static void print_point(FILE *out, const struct sweep_point *p)
 {
     const struct bench_result *r = &p->result;
     char head[96];
 
-    snprintf(head, sizeof head, "%6.1f %6.2f %-4s %-7s", p->budget_gb, (double)p->used_bytes / GIB,
-             p->dense, p->routing);
+    snprintf(head, sizeof head, "%-5s %6.1f %6.2f %-4s %-7s", p->way ? p->way->name : "",
+             p->budget_gb, (double)p->used_bytes / GIB, p->dense, p->routing);
     if (p->refused[0]) {
-        fprintf(out, "%6.1f %6s %-4s %-7s refused: %s\n", p->budget_gb, "-", p->dense, p->routing,
-                p->refused);
+        fprintf(out, "%-5s %6.1f %6s %-4s %-7s refused: %s\n", p->way ? p->way->name : "",
+                p->budget_gb, "-", p->dense, p->routing, p->refused);
         return;
     }
     for (size_t i = 0; i < r->n_rows; i++) {
@@ -87,6 +103,7 @@ static void print_point(FILE *out, const struct sweep_point *p)
         fprintf(out, " %6.1f", 100 * resident_share(r));
         print_row(out, &r->rows[i]);
     }
+    print_recovery(out, head, &r->recovery);
 }
 
 void sweep_table(FILE *out, const struct sweep *s)
@@ -100,10 +117,12 @@ void sweep_table(FILE *out, const struct sweep *s)
             "%.1f GB/s alone, %.1f during copies\n\n",
             s->card.machine.memory_bytes_s * 1e-9, l->link_bytes_s * 1e-9,
             l->link_shared_bytes_s * 1e-9, l->cpu_bytes_s * 1e-9, l->cpu_shared_bytes_s * 1e-9);
-    fprintf(out,
-            "%6s %6s %-4s %-7s %6s %6s %-22s %9s %6s %7s %7s %7s %6s %8s %8s %9s %7s %9s %7s\n",
-            "GiB", "used", "", "routing", "slots", "res. %", "", "tok/s", "hit %", "fetched", "cpu",
-            "ahead", "used %", "link MB", "CPU MB", "bound", "%", "in turn", "%");
+    fprintf(
+        out,
+        "%-5s %6s %6s %-4s %-7s %6s %6s %-22s %9s %6s %7s %7s %7s %6s %8s %8s %9s %7s %9s %7s\n",
+        s->plan->n_ways > 0 ? "way" : "", "GiB", "used", "", "routing", "slots", "res. %", "",
+        "tok/s", "hit %", "fetched", "cpu", "ahead", "used %", "link MB", "CPU MB", "bound", "%",
+        "in turn", "%");
     for (size_t i = 0; i < s->n_points; i++) {
         print_point(out, &s->points[i]);
     }
@@ -113,6 +132,11 @@ void sweep_table(FILE *out, const struct sweep *s)
             "engines that serve misses, all at the same time; in turn: the misses while the card "
             "waits (none was foreseen)\n",
             s->bench->repeat);
+    if (s->plan->n_ways > 0) {
+        fprintf(out, "ways: cache: all misses fetched; cpu: all computed by the CPU; split: as "
+                     "measured times say; ahead: and the next layer's fetched ahead; turns: as "
+                     "ahead, but large steps copy and compute in turns\n");
+    }
 }
 
 /* ---- JSON ---- */
@@ -175,12 +199,29 @@ static void put_row(struct buf *out, const struct bench_row *row)
     buf_append_char(out, '}');
 }
 
+static void put_recovery(struct buf *out, const struct bench_recovery *r)
+{
+    put_key(out, "recovery");
+    buf_append_char(out, '{');
+    put_number(out, "prompt", (double)r->n_prompt);
+    put_number(out, "hit_rate_before", r->before);
+    put_number(out, "steps", r->n_steps < RECOVERY_STEPS ? (double)r->n_steps : NAN);
+    put_key(out, "hit_rates");
+    for (size_t i = 0; i < RECOVERY_STEPS; i++) {
+        buf_appendf(out, "%s%.4f", i ? "," : "[", isnan(r->hits[i]) ? r->before : r->hits[i]);
+    }
+    buf_append_str(out, "]}");
+}
+
 static void put_point(struct buf *out, const struct sweep_point *p)
 {
     const struct bench_result *r = &p->result;
 
     buf_append_char(out, '{');
     put_number(out, "budget_gb", p->budget_gb);
+    if (p->way) {
+        put_text(out, "way", p->way->name);
+    }
     put_text(out, "dense_quant", p->dense);
     put_text(out, "routing", p->routing);
     if (p->refused[0]) {
@@ -192,6 +233,9 @@ static void put_point(struct buf *out, const struct sweep_point *p)
         put_number(out, "staging", r->overflows ? (double)r->offload.n_staging : NAN);
         put_number(out, "block_bytes", r->overflows ? (double)r->offload.block_bytes : NAN);
         put_number(out, "resident", resident_share(r));
+    }
+    if (r->recovery.n_prompt > 0) {
+        put_recovery(out, &r->recovery);
     }
     put_key(out, "cases");
     buf_append_char(out, '[');

@@ -179,6 +179,75 @@ static void test_json(void **state)
     buf_release(&text);
 }
 
+static void test_ways(void **state)
+{
+    struct json_object *o, *points;
+    struct error err = {0};
+    struct made m;
+    struct buf text;
+    char *table = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&table, &n);
+
+    (void)state;
+    make(&m);
+    assert_non_null(out);
+    m.plan.ways = sweep_ablation;
+    m.plan.n_ways = sweep_ablation_count;
+    m.points[0].way = &sweep_ablation[0];
+    m.points[3].way = &sweep_ablation[2];
+    sweep_table(out, &m.sweep);
+    fclose(out);
+    squeeze(table);
+    assert_non_null(strstr(table, "cache 8.0 - int8 uniform refused: "));
+    assert_non_null(strstr(table, "split 16.0 0.00 int8 local 5120 50.0 prefill 512 "));
+    free(table);
+    buf_init(&text);
+    assert_int_equal(sweep_json(&text, &m.sweep, &err), OK);
+    assert_int_equal(json_parse(&o, buf_cstr(&text), text.len, &err), OK);
+    points = json_get(o, "points");
+    assert_string_equal(
+        json_object_get_string(json_get(json_object_array_get_idx(points, 3), "way")), "split");
+    json_object_put(o);
+    buf_release(&text);
+}
+
+static void test_recovery(void **state)
+{
+    struct bench_recovery r = {.n_prompt = 2048, .before = 0.9};
+    struct made m;
+    char *table = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&table, &n);
+
+    (void)state;
+    assert_non_null(out);
+    for (size_t i = 0; i < RECOVERY_STEPS; i++) {
+        r.hits[i] = i < 10 ? 0.5 : 0.895;
+    }
+    r.hits[20] = NAN; /* asked for nothing */
+    bench_recovery_judge(&r);
+    assert_int_equal(r.n_steps, 10);
+    assert_true(near(r.after_first, 0.5) && near(r.after_last, 0.895));
+    r.hits[12] = 0.8; /* one step that is lower by chance */
+    r.hits[11] = 0.98;
+    bench_recovery_judge(&r);
+    assert_int_equal(r.n_steps, 10);
+    make(&m);
+    m.points[3].result.recovery = r;
+    sweep_table(out, &m.sweep);
+    fclose(out);
+    assert_non_null(strstr(table,
+                           "recovery: hits 90.0 % before a prompt of 2048, 50.0 in the 5 steps "
+                           "after it, 89.5 at the end of 40; recovered after 10 steps\n"));
+    free(table);
+    for (size_t i = 0; i < RECOVERY_STEPS; i++) {
+        r.hits[i] = 0.5;
+    }
+    bench_recovery_judge(&r);
+    assert_int_equal(r.n_steps, RECOVERY_STEPS);
+}
+
 static size_t count(const char *text, const char *part)
 {
     size_t n = 0;
@@ -210,10 +279,8 @@ static void test_svg(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bound),
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_json),
-        cmocka_unit_test(test_svg),
+        cmocka_unit_test(test_bound), cmocka_unit_test(test_table),    cmocka_unit_test(test_json),
+        cmocka_unit_test(test_ways),  cmocka_unit_test(test_recovery), cmocka_unit_test(test_svg),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

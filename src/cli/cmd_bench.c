@@ -26,8 +26,8 @@ enum { THREADS_MAX = 1024, TOKENS_MAX = 1 << 28, MODEL_FLAGS_MAX = 96, GPU_MEMOR
 struct bench_flags {
     const char *prefill, *depth, *batch, *threads, *routing, *json, *plot, *text, *rows;
     const char *gpu_memory_gb;
-    size_t decode_tokens, repeat, quality_tokens;
-    bool profile, quality, offload;
+    size_t decode_tokens, repeat, quality_tokens, recovery;
+    bool profile, quality, offload, ablation;
 };
 
 #define AT(member) .offset = FLAG_OFFSET(struct bench_flags, member)
@@ -84,6 +84,19 @@ static const struct flag bench_flag_table[] = {
      AT(offload),
      .help = "speed over --gpu-memory-gb (default 8,12,16,24; 0 is the whole card), with --routing "
              "uniform and local, dense matrices as they are and as int8, unless given"},
+    {.name = "offload-ablation",
+     .kind = FLAG_BOOL,
+     AT(ablation),
+     .help =
+         "what each way to serve missing experts is worth: a cache alone, the CPU, both, experts "
+         "fetched ahead, prompts without overlap; default at 16 GiB, dense matrices int8"},
+    {.name = "recovery",
+     .kind = FLAG_SIZE,
+     AT(recovery),
+     .metavar = "TOKENS",
+     .min = 0,
+     .max = TOKENS_MAX,
+     .help = "with --offload: hits of each step after a prompt of so many tokens; default 0: none"},
     {.name = "profile",
      .kind = FLAG_BOOL,
      AT(profile),
@@ -214,6 +227,7 @@ static enum status make_plan(struct bench_plan *plan, const struct bench_flags *
     plan->routing = routing_named(f->routing);
     plan->decode_tokens = f->decode_tokens;
     plan->repeat = f->repeat;
+    plan->recovery_tokens = f->recovery;
     return rc;
 }
 
@@ -358,12 +372,14 @@ enum { SWEEP_DECODE_TOKENS = 256, SWEEP_REPEAT = 3 };
  * that of the long run after the first. */
 static void sweep_defaults(struct bench_flags *f, const struct flag_result *given)
 {
-    f->prefill = flags_given(given, "prefill") ? f->prefill : "512,2048,8192";
+    f->prefill = flags_given(given, "prefill") ? f->prefill
+                 : f->ablation                 ? "2048,8192"
+                                               : "512,2048,8192";
     f->depth = flags_given(given, "depth") ? f->depth : "0";
     f->batch = flags_given(given, "batch") ? f->batch : "1";
     f->repeat = flags_given(given, "repeat") ? f->repeat : SWEEP_REPEAT;
     f->decode_tokens = flags_given(given, "decode-tokens") ? f->decode_tokens : SWEEP_DECODE_TOKENS;
-    f->gpu_memory_gb = f->gpu_memory_gb ? f->gpu_memory_gb : "8,12,16,24";
+    f->gpu_memory_gb = f->gpu_memory_gb ? f->gpu_memory_gb : f->ablation ? "16" : "8,12,16,24";
 }
 
 static enum status sweep_plan_make(struct sweep_plan *plan, const struct bench_flags *f,
@@ -374,6 +390,11 @@ static enum status sweep_plan_make(struct sweep_plan *plan, const struct bench_f
         .dense = {"int8", "none"}, .n_dense = 2, .routings = {"uniform", "local"}, .n_routings = 2};
     if (flags_given(given, "dense-quant")) {
         plan->dense[0] = model->dense_quant;
+        plan->n_dense = 1;
+    }
+    if (f->ablation) {
+        plan->ways = sweep_ablation;
+        plan->n_ways = sweep_ablation_count;
         plan->n_dense = 1;
     }
     if (flags_given(given, "routing")) {
@@ -473,7 +494,7 @@ static enum status quality(const struct bench_flags *f, const struct model_flags
 }
 
 static enum status check_flags(const struct bench_flags *f, const struct model_flags *model,
-                               struct error *err)
+                               const struct flag_result *given, struct error *err)
 {
     if (!model->model_path) {
         return error_set_param(err, ERR_USAGE, "model-path", "no model: give --model FOLDER");
@@ -482,9 +503,19 @@ static enum status check_flags(const struct bench_flags *f, const struct model_f
         return error_set_param(err, ERR_USAGE, f->text ? "text" : "rows",
                                "--%s goes with --quality", f->text ? "text" : "rows");
     }
-    if (f->offload && (f->quality || f->profile || f->threads)) {
+    if (f->ablation && (f->plot || flags_given(given, "expert-miss") ||
+                        flags_given(given, "offload-prefetch-step"))) {
+        return error_set_param(err, ERR_USAGE, "offload-ablation",
+                               "--offload-ablation goes without --plot, --expert-miss and "
+                               "--offload-prefetch-step");
+    }
+    if ((f->offload || f->ablation) && (f->quality || f->profile || f->threads)) {
         return error_set_param(err, ERR_USAGE, "offload",
-                               "--offload goes without --quality, --profile and --threads");
+                               "--%s goes without --quality, --profile and --threads",
+                               f->ablation ? "offload-ablation" : "offload");
+    }
+    if (f->recovery > 0 && !f->offload && !f->ablation) {
+        return error_set_param(err, ERR_USAGE, "recovery", "--recovery goes with --offload");
     }
     if (f->text && f->rows) {
         return error_set_param(err, ERR_USAGE, "rows", "--text and --rows exclude each other");
@@ -538,8 +569,8 @@ static int run(int argc, char **argv, struct log *log)
     enum status rc = flags_parse(&parsed, &command_bench, groups, sizeof groups / sizeof groups[0],
                                  0, argc, argv, log, &err);
     if (rc == OK && !parsed.help) {
-        rc = check_flags(&f, &model, &err);
-        if (rc == OK && f.offload) {
+        rc = check_flags(&f, &model, &parsed, &err);
+        if (rc == OK && (f.offload || f.ablation)) {
             rc = offload(&f, &model, &parsed, log, &err);
         } else if (rc == OK) {
             rc = one_budget(&model, &f, &err);
@@ -560,6 +591,7 @@ const struct command command_bench = {
         "spillway bench --model DIR --prefill 512,2048 --depth 0,8192 --batch 1,4,8 --repeat 9\n"
         "spillway bench --model DIR --threads 1,2,4,8 --routing local --plot bench.svg\n"
         "spillway bench --model DIR --offload --gpu-memory-gb 12,16,0 --plot memory.svg\n"
+        "spillway bench --model DIR --offload-ablation\n"
         "spillway bench --model models/rill --profile --json - > bench.json\n"
         "spillway bench --model models/rill --quality\n",
     .run = run,

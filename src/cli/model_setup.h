@@ -51,6 +51,7 @@ struct model_flags { /* zero-initialise, then model_flags_defaults() */
     const char *expert_miss;       /* auto|fetch|cpu */
     const char *offload_host;      /* auto|memory|file */
     const char *offload_folder;    /* of a file for experts that host memory has no room for */
+    bool offload_no_overlap;       /* no flag: large steps copy and compute in turns, for bench */
 };
 
 extern const struct flag model_flag_table[];

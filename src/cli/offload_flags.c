@@ -86,7 +86,8 @@ enum status offload_flags_read(struct offload_request *out, const struct model_f
     *out = (struct offload_request){.has_limit = f->cpu_offload_gb != NULL,
                                     .miss = miss_named(f->expert_miss),
                                     .host = host_named(f->offload_host),
-                                    .no_prefetch = f->offload_prefetch_step == 0};
+                                    .no_prefetch = f->offload_prefetch_step == 0,
+                                    .no_overlap = f->offload_no_overlap};
     if (f->cpu_offload_gb) {
         rc = offload_limit_read(&out->offload, &out->offload_bytes, f->cpu_offload_gb, err);
     }

@@ -22,7 +22,7 @@ struct offload_request {
     size_t group_size, in_group; /* 0: no groups */
     enum expert_miss miss;
     enum budget_host host;
-    bool no_prefetch;
+    bool no_prefetch, no_overlap;
 };
 
 /* ERR_USAGE names the flag. */

@@ -220,6 +220,7 @@ bool placement_offload(struct model_offload *out, const struct placement *p, str
         .n_staging = p->plan.n_staging,
         .miss = p->asked.miss,
         .no_prefetch = p->asked.no_prefetch,
+        .no_overlap = p->asked.no_overlap,
         .may_overflow = p->may_overflow,
         .folder = p->plan.in_file ? p->target.folder : NULL,
         .cpu = p->asked.miss == EXPERT_MISS_FETCH ? NULL : cpu,
