@@ -5,7 +5,7 @@ SECONDS_ ?= $(if $(SECONDS),$(SECONDS),60)
 CMAKE    := cmake
 CTEST    := ctest --output-on-failure -j $(JOBS)
 
-.PHONY: all cuda gpu-test demo test golden check asan ubsan tsan races fuzz bench format format-check layers soak clean help
+.PHONY: all cuda gpu-test demo test golden check asan ubsan tsan races fuzz fuzz-built fuzz-targets bench format format-check layers soak clean help
 all: ## build for this machine (release with symbols) into build/
 	@$(CMAKE) --preset release >/dev/null
 	@$(CMAKE) --build build -j $(JOBS)
@@ -47,13 +47,21 @@ races: ## the CUDA kernels under the emulator, their shared memory watched for r
 	@$(CMAKE) --build build-races -j $(JOBS) --target cuda_tests
 	@cd build-races && $(CTEST) -R '^cuda_.*_test$$'
 
+FUZZ_TARGETS := $(notdir $(basename $(wildcard src/*/*_fuzz.c)))
 fuzz: ## fuzz one parser: make fuzz T=safetensors [SECONDS=60]
 	@test -n "$(T)" || { echo "usage: make fuzz T=NAME [SECONDS=60]; names:"; ls src/*/*_fuzz.c | sed 's|.*/||; s|_fuzz.c||'; exit 2; }
 	@$(CMAKE) --preset fuzz >/dev/null
 	@$(CMAKE) --build build-fuzz -j $(JOBS) --target $(T)_fuzz
+	@$(MAKE) --no-print-directory fuzz-built T=$(T)
+
+fuzz-built: # the same with what is built
 	@mkdir -p build-fuzz/corpus-$(T)
 	@build-fuzz/$(T)_fuzz -max_total_time=$(SECONDS_) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
 	    build-fuzz/corpus-$(T) $(wildcard tests/fuzz/$(T))
+
+fuzz-targets: ## build all that can be fuzzed
+	@$(CMAKE) --preset fuzz >/dev/null
+	@$(CMAKE) --build build-fuzz -j $(JOBS) --target $(FUZZ_TARGETS)
 
 bench: all ## speed of the demo model on this machine
 	@build/spillway bench --model models/rill

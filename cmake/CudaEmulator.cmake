@@ -34,6 +34,9 @@ target_compile_features(sw_cuda_emulator PRIVATE cxx_std_17)
 target_link_libraries(sw_cuda_emulator PUBLIC sw_base)
 target_compile_options(sw_cuda_emulator PRIVATE
                        "$<$<COMPILE_LANGUAGE:CXX>:-Wno-sign-compare;-Wno-unknown-pragmas;-Wno-unused-function>")
+if(SPILLWAY_SANITIZE) # half the time to compile, and instrumented they are slow anyway
+  target_compile_options(sw_cuda_emulator PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O1;-g1>")
+endif()
 if(SPILLWAY_EMULATOR_RACES)
   target_compile_definitions(sw_cuda_emulator PRIVATE SPILLWAY_EMULATOR_RACES)
   target_compile_options(sw_cuda_emulator PRIVATE
