@@ -14,19 +14,26 @@
 #     serve    the server at full size: 200 requests, memory before and after
 #     offload  models whose experts overflow against resident ones: the matrix, over the demo model and a cut of
 #              full-size layers
-#     spill    full size under memory limits: decode and prefill over the budget, both routings; kernels of a step
+#     spill    full size under memory limits: decode (depth 0 and 16K) and prefill over the budget, both routings; hits
+#              after a prompt
+#     ablation what each way to serve misses is worth at 16 GiB, prompts with and without overlap
+#     kernels  kernels of a step whose experts overflow, where ncu runs
 #     seed     the launch line that people come with, 16 GiB: 500 requests, the driver's own figure all the time
+#     seeds    the line with --cpu-offload-gb 10, 12, 14 at 12 and 16 GiB
 #     mixed    the same under alternating long prompts and long answers, MIXED_MINUTES (default 2)
+#     drills   faults: memory that cannot be pinned, host or card too small, a card that others use
+#     goals    the closing table of what is in RESULTS, also of calls before; always last
 #     memcheck compute-sanitizer over the tiny fixtures, where it runs
 set -u
 build=$1 work=$2 results=$3
 shift 3
-parts=${*:-ops golden matrix speed profile serve offload spill seed mixed memcheck}
+parts=${*:-ops golden matrix speed profile serve offload spill ablation kernels seed seeds mixed drills memcheck}
 spillway=$build/spillway
 model=$work/random-35b
 cut=$work/random-35b-4-layers
 gib_16="--gpu-memory-gb 16"
 seed_flags="--cpu-offload-gb 12 --offload-group-size 1 --mem-fraction-static 0.80 --disable-cuda-graph"
+export RESULTS="$results"
 mkdir -p "$work" "$results"
 summary=$results/summary.txt
 fixture=tests/golden/tiny-qwen3_5-moe-gptq-int4
@@ -78,8 +85,8 @@ kernels() { # NAME FLAGS...: of a decode step, one by one
 load() { # NAME REQUESTS FLAGS...: the server and its clients
     name=$1 n=$2
     shift 2
-    check "$name" python3 bench/serve_load.py "$spillway" "$model" "$n" "$@"
-    grep -aE "^(ready|first token|experts|card memory|[0-9]+ of)" "$results/$name.txt" | tee -a "$summary"
+    check "$name" python3 bench/serve_load.py "$spillway" "$model" "$n" --name="$name" "$@"
+    grep -aE "^(ready|not ready|first token|experts|windows|planned|host memory|card memory|[0-9]+ of)" "$results/$name.txt" | tee -a "$summary"
 }
 
 bench() { # NAME FLAGS...
@@ -153,17 +160,38 @@ for part in $parts; do
         ;;
     spill)
         full_size
-        "$spillway" bench --device cuda --model "$model" --offload --gpu-memory-gb "${SPILL_BUDGETS:-8,12,16,24}" \
-            --json "$results/spill.json" --plot "$results/spill.svg" >"$results/spill.txt" \
+        "$spillway" bench --device cuda --model "$model" --offload --gpu-memory-gb "${SPILL_BUDGETS:-5,8,12,16}" \
+            --depth "${SPILL_DEPTHS:-0,16384}" --decode-tokens 128 --repeat 3 --recovery 2048 --json "$results/spill.json" --plot "$results/spill.svg" >"$results/spill.txt" \
             2>"$results/spill.log" || tail -2 "$results/spill.log" | tee -a "$summary"
         tee -a "$summary" <"$results/spill.txt"
+        ;;
+    ablation)
+        full_size
+        "$spillway" bench --device cuda --model "$model" --offload-ablation --decode-tokens 128 --json \
+            "$results/ablation.json" >"$results/ablation.txt" 2>"$results/ablation.log" ||
+            tail -2 "$results/ablation.log" | tee -a "$summary"
+        tee -a "$summary" <"$results/ablation.txt"
+        ;;
+    kernels)
+        full_size
         kernels spill-uniform $gib_16 --dense-quant int8 --routing uniform
         kernels spill-local $gib_16 --dense-quant int8 --routing local
         ;;
     seed)
         full_size
-        load seed 500 --limit-mib=16384 $gib_16 $seed_flags
+        load seed 500 --short --limit-mib=16384 $seed_flags $gib_16
         ;;
+    seeds)
+        full_size
+        check seeds python3 bench/gpu_seeds.py "$spillway" "$model"
+        grep -a "cpu-offload-gb\|  with" "$results/seeds.txt" | cut -c1-300 | tee -a "$summary"
+        ;;
+    drills)
+        full_size
+        check drills python3 bench/gpu_drills.py "$spillway" "$model" models/rill ${DRILLS:-}
+        grep -av "^FIGURE" "$results/drills.txt" | cut -c1-300 | tee -a "$summary"
+        ;;
+    goals) ;; # after all others
     mixed)
         full_size
         load mixed 0 --minutes="${MIXED_MINUTES:-2}" --limit-mib=16384 $gib_16
@@ -184,3 +212,4 @@ for part in $parts; do
 done
 echo "--- summary"
 cat "$summary"
+python3 bench/gpu_goals.py "$results" | tee "$results/goals.md"
