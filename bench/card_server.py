@@ -52,13 +52,27 @@ def numbers_of(path):
     return {key: int(n) / 1024 for key, n in found}
 
 
+def cgroup_left(folder):
+    """MiB that a memory limit leaves, where pages of files count as free; infinite without one."""
+    def read(name):
+        with open(os.path.join(folder, name)) as f:
+            return f.read()
+    try:
+        limit, used = int(read("memory.max")), int(read("memory.current"))
+        file = int(re.search(r"^file (\d+)$", read("memory.stat"), re.M)[1])
+    except (OSError, ValueError, TypeError):
+        return float("inf")
+    return (limit - (used - min(used, file))) / MIB
+
+
 def host_memory(pid):
     """MiB: anonymous and shared pages of the process, its mapped files, what the machine has left. Memory that the
-    driver has made itself is in none of a process's figures, so what the machine has left is the one that counts."""
+    driver has made itself is in none of a process's figures, so what the machine has left is the one that counts; it is
+    found as the program's own check finds it."""
     own = numbers_of(f"/proc/{pid}/status")
     return {"own": own.get("RssAnon", 0) + own.get("RssShmem", 0), "files": own.get("RssFile", 0),
             "locked": own.get("VmLck", 0) + own.get("VmPin", 0),
-            "available": numbers_of("/proc/meminfo")["MemAvailable"]}
+            "available": min(numbers_of("/proc/meminfo")["MemAvailable"], cgroup_left("/sys/fs/cgroup"))}
 
 
 class Server:

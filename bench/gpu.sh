@@ -161,13 +161,14 @@ for part in $parts; do
     spill)
         full_size
         "$spillway" bench --device cuda --model "$model" --offload --gpu-memory-gb "${SPILL_BUDGETS:-5,8,12,16}" \
-            --depth "${SPILL_DEPTHS:-0,16384}" --decode-tokens 128 --repeat 3 --recovery 2048 --json "$results/spill.json" --plot "$results/spill.svg" >"$results/spill.txt" \
+            --depth "${SPILL_DEPTHS:-0,16384}" --decode-tokens 192 --repeat 2 \
+            --recovery 2048 --json "$results/spill.json" --plot "$results/spill.svg" >"$results/spill.txt" \
             2>"$results/spill.log" || tail -2 "$results/spill.log" | tee -a "$summary"
         tee -a "$summary" <"$results/spill.txt"
         ;;
     ablation)
         full_size
-        "$spillway" bench --device cuda --model "$model" --offload-ablation --decode-tokens 128 --json \
+        "$spillway" bench --device cuda --model "$model" --offload-ablation --decode-tokens 192 --json \
             "$results/ablation.json" >"$results/ablation.txt" 2>"$results/ablation.log" ||
             tail -2 "$results/ablation.log" | tee -a "$summary"
         tee -a "$summary" <"$results/ablation.txt"
