@@ -34,7 +34,7 @@ def hold_host(n_bytes, ready, end):
     """A process that touches so much."""
     import mmap
     room = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    step = 64 << 20
+    step = 1 << 20
     filled = b"\1" * step
     for at in range(0, n_bytes, step):
         room[at:at + step] = filled[:min(step, n_bytes - at)]
