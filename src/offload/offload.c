@@ -16,6 +16,7 @@
 #include "offload/offload.h"
 
 #include <assert.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -284,11 +285,17 @@ static void follow(struct offload *o, const struct expert_report *r)
         size_max(r->n_victims_used, o->n_victims_used - o->n_victims_used / VICTIMS_FADE);
 }
 
-/* Times and counts by layer, of the mail's log and the insertions. */
-static void see_layers(struct offload *o, const struct expert_report *r, uint64_t *cpu_ns,
-                       uint64_t *wait_ns, uint64_t *n_failed)
+struct seen { /* of a step's layers, summed; nanoseconds */
+    uint64_t cpu_ns, wait_ns, n_failed;
+    double both_ns, either_ns; /* in which both ways served a layer's misses, or one did */
+};
+
+/* Times and counts by layer, of the mail's log and the insertions. What the link took is not seen by layer: that is
+ * what its experts take of late. */
+static void see_layers(struct offload *o, const struct expert_report *r, struct seen *seen)
 {
     const struct mail_answer *log = mail_log(o->mail);
+    double fetch_ns = miss_split_fetch_ns(&o->split);
     size_t n = o->home.n_layers;
 
     memset(o->layers, 0, n * sizeof *o->layers);
@@ -306,17 +313,21 @@ static void see_layers(struct offload *o, const struct expert_report *r, uint64_
     }
     for (size_t l = 0; l < n; l++) {
         struct miss_layer *y = &o->layers[l];
+        double link_ns;
 
         if (l + 1 < n && log[l].posted_ns > 0 && log[l + 1].posted_ns > log[l].posted_ns) {
             y->ns = (double)(log[l + 1].posted_ns - log[l].posted_ns);
         }
         y->n_cpu = log[l].n_experts;
         y->cpu_ns = (double)log[l].compute_ns;
-        *n_failed += log[l].has_failed;
+        seen->n_failed += log[l].has_failed;
         if (y->n_cpu > 0) {
-            *cpu_ns += log[l].compute_ns;
-            *wait_ns += log[l].answered_ns - log[l].posted_ns;
+            seen->cpu_ns += log[l].compute_ns;
+            seen->wait_ns += log[l].answered_ns - log[l].posted_ns;
         }
+        link_ns = (double)y->n_fetched * fetch_ns;
+        seen->both_ns += fmin(y->cpu_ns, link_ns);
+        seen->either_ns += fmax(y->cpu_ns, link_ns);
     }
 }
 
@@ -334,11 +345,11 @@ static void step_end(void *ctx, const struct expert_report *r)
                              .n_cpu = r->n_cpu,
                              .n_next = r->n_next,
                              .n_next_used = r->n_next_used};
-    uint64_t cpu_ns = 0, wait_ns = 0, n_failed = 0;
+    struct seen seen = {0};
 
     if (o->mail) {
         mail_close(o->mail);
-        see_layers(o, r, &cpu_ns, &wait_ns, &n_failed);
+        see_layers(o, r, &seen);
         step.layers = o->layers;
     }
     if (r->n_rows == 0 || r->n_rows > EXPERT_HOME_ROWS) {
@@ -358,9 +369,11 @@ static void step_end(void *ctx, const struct expert_report *r)
     o->stats.n_cpu += r->n_cpu;
     o->stats.n_next += r->n_next;
     o->stats.n_next_used += r->n_next_used;
-    o->stats.n_failed += n_failed;
-    o->stats.cpu_ns += cpu_ns;
-    o->stats.cpu_wait_ns += wait_ns;
+    o->stats.n_failed += seen.n_failed;
+    o->stats.cpu_ns += seen.cpu_ns;
+    o->stats.cpu_wait_ns += seen.wait_ns;
+    o->stats.both_ns += seen.both_ns;
+    o->stats.either_ns += seen.either_ns;
     o->stats.fetch_bytes_per_s = bytes_per_s(o, miss_split_fetch_ns(&o->split));
     o->stats.cpu_bytes_per_s = o->mail ? bytes_per_s(o, miss_split_cpu_ns(&o->split)) : 0;
     o->stats.fetch_share = o->split.fetched_share;
@@ -754,4 +767,9 @@ void offload_read_stats(const struct offload *o, struct offload_stats *out)
     pthread_mutex_lock(&open->lock);
     *out = o->stats;
     pthread_mutex_unlock(&open->lock);
+}
+
+double offload_overlap(const struct offload_stats *s)
+{
+    return s->either_ns > 0 ? s->both_ns / s->either_ns : 0;
 }

@@ -65,10 +65,15 @@ struct offload_stats {
     uint64_t n_streamed, n_large_cpu;  /* of large steps: over the link; computed by the CPU */
     uint64_t large_cpu_ns;             /* the latter */
     uint64_t cpu_ns, cpu_wait_ns;      /* computing; from a post to its answer */
-    uint64_t n_failed;                 /* layers for which the CPU could not answer */
+    double both_ns, either_ns; /* of small steps, where there is a CPU: see offload_overlap */
+    uint64_t n_failed;         /* layers for which the CPU could not answer */
     double fetch_bytes_per_s, cpu_bytes_per_s; /* as measured of late; 0: not yet */
     double fetch_share;                        /* of misses, as decided of late */
 };
 void offload_read_stats(const struct offload *o, struct offload_stats *out);
+
+/* Of the time in which the CPU or the link served a layer's misses, the share in which both did, by measured times.
+ * 0 where one does it alone. */
+double offload_overlap(const struct offload_stats *s);
 
 #endif

@@ -228,6 +228,9 @@ static void steps_keep_mirror_and_sums_right(void **state)
         assert_true(o.miss != EXPERT_MISS_FETCH || stats.n_cpu == 0);
         assert_true(o.n_slots < LAYERS * EXPERTS || stats.n_fetched + stats.n_cpu == 0);
         assert_true(stats.cpu_wait_ns >= stats.cpu_ns);
+        assert_true(stats.both_ns <= stats.either_ns && stats.either_ns >= (double)stats.cpu_ns);
+        assert_true(stats.n_fetched > 0 && stats.n_cpu > 0 ? offload_overlap(&stats) <= 1
+                                                           : offload_overlap(&stats) == 0);
         rig_free(r);
     }
 }

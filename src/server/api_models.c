@@ -167,12 +167,13 @@ static void write_offload(struct buf *out, const struct offload_stats *o)
     buf_appendf(out,
                 "\"inserted\":%llu,\"prefetched\":%llu,\"prefetched_used\":%llu,\"streamed\":%llu,"
                 "\"large_cpu\":%llu,"
-                "\"hit_rate\":%.6g,\"fetch_share\":%.6g,\"link_bytes_per_second\":%.6g,"
+                "\"hit_rate\":%.6g,\"fetch_share\":%.6g,\"overlap\":%.6g,"
+                "\"link_bytes_per_second\":%.6g,"
                 "\"cpu_bytes_per_second\":%.6g},",
                 (unsigned long long)o->n_inserted, (unsigned long long)o->n_next,
                 (unsigned long long)o->n_next_used, (unsigned long long)o->n_streamed,
                 (unsigned long long)o->n_large_cpu, asked > 0 ? (double)o->n_hits / asked : 0,
-                o->fetch_share, o->fetch_bytes_per_s, o->cpu_bytes_per_s);
+                o->fetch_share, offload_overlap(o), o->fetch_bytes_per_s, o->cpu_bytes_per_s);
 }
 
 void api_server_info(struct server *s, struct conn *c)

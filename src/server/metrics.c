@@ -178,6 +178,9 @@ static void write_engines(struct buf *out, const char *label, const struct offlo
                  "Speed of the CPU with misses, as measured of late.", o->cpu_bytes_per_s);
     write_number(out, label, "offload_fetch_share", "gauge",
                  "Share of misses that are fetched, as decided of late.", o->fetch_share);
+    write_number(out, label, "offload_overlap_ratio", "gauge",
+                 "Share of the time of misses in which link and CPU both served them.",
+                 offload_overlap(o));
     write_help(out, "offload_steps_total", "counter", "Steps with experts that overflow.");
     buf_appendf(out,
                 "spillway_offload_steps_total%s,size=\"small\"} %llu\n"

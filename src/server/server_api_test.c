@@ -916,6 +916,8 @@ static bool made_offload(void *ctx, struct offload_stats *out)
                                   .n_pageable = 3,
                                   .n_inserted = 4,
                                   .block_bytes = 1000,
+                                  .both_ns = 2e6,
+                                  .either_ns = 8e6,
                                   .n_hits = 60,
                                   .n_fetched = 15,
                                   .n_cpu = 5,
@@ -949,6 +951,8 @@ static void overflowing_experts_are_counted(void **state)
         assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
         snprintf(line, sizeof line, "spillway_offload_hit_ratio%s} 0.75\n", label);
         assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
+        snprintf(line, sizeof line, "spillway_offload_overlap_ratio%s} 0.25\n", label);
+        assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
         snprintf(line, sizeof line, "spillway_offload_pageable_layers%s} 3\n", label);
         assert_true((strstr(buf_cstr(&m.body), line) != NULL) == overflows);
         snprintf(line, sizeof line, "spillway_offload_link_bytes_total%s} 25000\n", label);
@@ -964,6 +968,7 @@ static void overflowing_experts_are_counted(void **state)
             assert_int_equal(json_object_get_int(json_get(o, "pageable_layers")), 3);
             assert_int_equal(json_object_get_int(json_get(o, "inserted")), 4);
             assert_true(json_object_get_double(json_get(o, "hit_rate")) == 0.75);
+            assert_true(json_object_get_double(json_get(o, "overlap")) == 0.25);
         }
         json_object_put(info);
         response_release(&m);
