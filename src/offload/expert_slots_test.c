@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "offload/expert_slots.h"
+#include "offload/offload_testing.h"
 
 enum { LAYERS = 5, EXPERTS = 16, SLOTS_MAX = 80 };
 
@@ -54,10 +55,7 @@ static double naive_heat(const struct naive *v, int32_t slot)
 
 static uint32_t next(uint32_t *seed)
 {
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 17;
-    *seed ^= *seed << 5;
-    return *seed >> 4;
+    return test_random(seed) >> 4;
 }
 
 /* Victims rise in heat, none twice, and nobody who is left is colder; within the rounding of sums. */

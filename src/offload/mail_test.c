@@ -9,7 +9,6 @@
 /* cmocka.h wants the four above */
 #include <cmocka.h>
 
-#include "backend/cpu/cpu_backend.h"
 #include "base/arena.h"
 #include "offload/mail.h"
 #include "offload/offload_testing.h"
@@ -24,15 +23,6 @@ struct rig {
     struct mail *mail;
     uint32_t seed;
 };
-
-static struct backend *cpu_new(size_t n_threads)
-{
-    struct cpu_backend_options o = {.n_threads = n_threads, .activations = CPU_ACTIVATIONS_F32};
-    struct backend *be;
-
-    assert_int_equal(cpu_backend_new(&be, &o, NULL), OK);
-    return be;
-}
 
 static void rig_make(struct rig *r)
 {
@@ -53,8 +43,8 @@ static void rig_make(struct rig *r)
         r->boxes[l].x = aligned_new(EXPERT_HOME_ROWS * HIDDEN * sizeof(float));
         r->boxes[l].y = aligned_new(EXPERT_HOME_ROWS * HIDDEN * sizeof(float));
     }
-    r->cpu = cpu_new(2);
-    r->reference = cpu_new(1);
+    r->cpu = test_cpu_new(2);
+    r->reference = test_cpu_new(1);
     assert_int_equal(mail_new(&r->mail, &r->home, DTYPE_F32, r->cpu, NULL), OK);
 }
 
@@ -72,10 +62,7 @@ static void rig_release(struct rig *r)
 
 static uint32_t next(struct rig *r)
 {
-    r->seed ^= r->seed << 13;
-    r->seed ^= r->seed >> 17;
-    r->seed ^= r->seed << 5;
-    return r->seed >> 3;
+    return test_random(&r->seed) >> 3;
 }
 
 /* Random rows; some choices are the device's. */
@@ -111,34 +98,16 @@ static void await(struct rig *r, size_t layer, uint32_t ticket)
 static void check_answer(struct rig *r, size_t layer, size_t n_rows)
 {
     struct expert_mail *box = &r->boxes[layer];
-    struct expert_weights experts[EXPERTS];
     float prob[EXPERT_HOME_PAIRS], y[EXPERT_HOME_ROWS * HIDDEN];
     int32_t idx[EXPERT_HOME_PAIRS];
-    struct op op = {.kind = OP_EXPERTS, .name = "reference"};
-    struct step step = {.n_rows = n_rows};
 
-    for (size_t e = 0; e < EXPERTS; e++) {
-        experts[e] =
-            expert_block_view(&r->home.block, r->home.blocks[layer] + e * r->home.block.n_bytes);
-    }
     for (size_t i = 0; i < n_rows * TOP_K; i++) {
         idx[i] = box->idx[i] < 0 ? (int32_t)(i % TOP_K) : box->idx[i]; /* distinct in a row */
         prob[i] = box->idx[i] < 0 ? 0 : box->prob[i];
     }
-    op.u.experts = (struct op_experts){
-        .in = {.data = box->x, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = HIDDEN},
-        .idx = {.data = idx, .dtype = DTYPE_I32, .cols = TOP_K},
-        .prob = {.data = prob, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = TOP_K},
-        .out = {.data = y, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = HIDDEN},
-        .experts = experts,
-        .n_experts = EXPERTS,
-        .top_k = TOP_K,
-        .width = WIDTH,
-    };
-    assert_int_equal(r->reference->ops->check(r->reference, &op, NULL), OK);
-    assert_int_equal(r->reference->ops->prepare(r->reference, &op, 1, EXPERT_HOME_ROWS, 1, NULL),
-                     OK);
-    assert_int_equal(r->reference->ops->run(r->reference, &op, &step, NULL, NULL), OK);
+    assert_int_equal(
+        test_experts_sum(&r->experts, r->reference, layer, n_rows, TOP_K, idx, prob, box->x, y),
+        OK);
     for (size_t i = 0; i < n_rows * HIDDEN; i++) {
         assert_true(y[i] == box->y[i]);
     }

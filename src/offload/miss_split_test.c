@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "offload/miss_split.h"
+#include "offload/offload_testing.h"
 
 enum { LAYERS = 40, EXPERTS = 256, TOP_K = 8 };
 
@@ -22,10 +23,7 @@ struct machine {
 
 static double unit(struct machine *m)
 {
-    m->seed ^= m->seed << 13;
-    m->seed ^= m->seed >> 17;
-    m->seed ^= m->seed << 5;
-    return (double)m->seed / 4294967296.0;
+    return (double)test_random(&m->seed) / 4294967296.0;
 }
 
 static double cpu_of(const struct machine *m, size_t n)

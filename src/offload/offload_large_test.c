@@ -8,7 +8,6 @@
 /* cmocka.h wants the four above */
 #include <cmocka.h>
 
-#include "backend/cpu/cpu_backend.h"
 #include "offload/offload.h"
 #include "offload/offload_testing.h"
 
@@ -27,15 +26,6 @@ struct rig {
     uint32_t seed;
 };
 
-static struct backend *cpu_new(size_t n_threads)
-{
-    struct cpu_backend_options o = {.n_threads = n_threads, .activations = CPU_ACTIVATIONS_F32};
-    struct backend *be;
-
-    assert_int_equal(cpu_backend_new(&be, &o, NULL), OK);
-    return be;
-}
-
 static struct rig *rig_new(const struct offload_options *o, bool has_pageable)
 {
     struct rig *r = calloc(1, sizeof *r);
@@ -46,16 +36,10 @@ static struct rig *rig_new(const struct offload_options *o, bool has_pageable)
     r->pageable[1] = has_pageable;
     test_experts_make(&r->experts, LAYERS, EXPERTS, HIDDEN, WIDTH);
     card_init(&r->card);
-    r->cpu = cpu_new(2);
-    r->reference = cpu_new(1);
-    shape = (struct offload_shape){.block = r->experts.block,
-                                   .n_layers = LAYERS,
-                                   .n_experts = EXPERTS,
-                                   .top_k = TOP_K,
-                                   .hidden = HIDDEN,
-                                   .blocks = r->experts.blocks,
-                                   .is_pageable = r->pageable,
-                                   .activations = DTYPE_F32};
+    r->cpu = test_cpu_new(2);
+    r->reference = test_cpu_new(1);
+    shape = test_experts_shape(&r->experts, TOP_K);
+    shape.is_pageable = r->pageable;
     assert_int_equal(offload_new(&r->offload, &shape, o, &r->card.base,
                                  o->miss == EXPERT_MISS_FETCH ? NULL : r->cpu, NULL),
                      OK);
@@ -75,10 +59,7 @@ static void rig_free(struct rig *r)
 
 static uint32_t next(struct rig *r)
 {
-    r->seed ^= r->seed << 13;
-    r->seed ^= r->seed >> 17;
-    r->seed ^= r->seed << 5;
-    return r->seed >> 3;
+    return test_random(&r->seed) >> 3;
 }
 
 /* Distinct choices of each row, some left out. */
@@ -131,33 +112,16 @@ static void idx_mask(struct rig *r, size_t n_rows)
 /* By another backend, where what is not the CPU's weighs nothing. */
 static void check_sums(struct rig *r, size_t layer, size_t n_rows)
 {
-    struct expert_weights experts[EXPERTS];
     float prob[ROWS * TOP_K];
     int32_t idx[ROWS * TOP_K];
-    struct op op = {.kind = OP_EXPERTS, .name = "reference"};
-    struct step step = {.n_rows = n_rows};
 
-    for (size_t e = 0; e < EXPERTS; e++) {
-        experts[e] = expert_block_view(&r->experts.block,
-                                       r->experts.blocks[layer] + e * r->experts.block.n_bytes);
-    }
     for (size_t i = 0; i < n_rows * TOP_K; i++) { /* all distinct in a row */
         idx[i] = r->cpu_idx[i] >= 0 ? r->cpu_idx[i] : (int32_t)(i % TOP_K);
         prob[i] = r->cpu_idx[i] >= 0 ? r->prob[i] : 0;
     }
-    op.u.experts = (struct op_experts){
-        .in = {.data = r->x, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = HIDDEN},
-        .idx = {.data = idx, .dtype = DTYPE_I32, .cols = TOP_K},
-        .prob = {.data = prob, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = TOP_K},
-        .out = {.data = r->want, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = HIDDEN},
-        .experts = experts,
-        .n_experts = EXPERTS,
-        .top_k = TOP_K,
-        .width = WIDTH,
-    };
-    assert_int_equal(r->reference->ops->check(r->reference, &op, NULL), OK);
-    assert_int_equal(r->reference->ops->prepare(r->reference, &op, 1, ROWS, 1, NULL), OK);
-    assert_int_equal(r->reference->ops->run(r->reference, &op, &step, NULL, NULL), OK);
+    assert_int_equal(
+        test_experts_sum(&r->experts, r->reference, layer, n_rows, TOP_K, idx, prob, r->x, r->want),
+        OK);
     for (size_t i = 0; i < n_rows * HIDDEN; i++) {
         assert_true(r->y[i] == r->want[i]);
     }

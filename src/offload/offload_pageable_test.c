@@ -9,7 +9,6 @@
 /* cmocka.h wants the four above */
 #include <cmocka.h>
 
-#include "backend/cpu/cpu_backend.h"
 #include "offload/hot_experts.h"
 #include "offload/miss_split.h"
 #include "offload/offload.h"
@@ -129,22 +128,15 @@ struct rig {
 static enum status rig_open(struct rig *r, const bool *pageable, const struct offload_options *o,
                             struct error *err)
 {
-    struct cpu_backend_options co = {.n_threads = 1, .activations = CPU_ACTIVATIONS_F32};
     struct offload_shape shape;
 
     memset(r, 0, sizeof *r);
     test_experts_make(&r->experts, LAYERS, EXPERTS, HIDDEN, WIDTH);
     card_init(&r->card);
-    assert_int_equal(cpu_backend_new(&r->cpu, &co, NULL), OK);
+    r->cpu = test_cpu_new(1);
     r->step = (struct card_step){.idx = r->idx, .prob = r->prob, .x = r->x, .y = r->y};
-    shape = (struct offload_shape){.block = r->experts.block,
-                                   .n_layers = LAYERS,
-                                   .n_experts = EXPERTS,
-                                   .top_k = TOP_K,
-                                   .hidden = HIDDEN,
-                                   .blocks = r->experts.blocks,
-                                   .is_pageable = pageable,
-                                   .activations = DTYPE_F32};
+    shape = test_experts_shape(&r->experts, TOP_K);
+    shape.is_pageable = pageable;
     return offload_new(&r->offload, &shape, o, &r->card.base,
                        o->miss == EXPERT_MISS_FETCH ? NULL : r->cpu, err);
 }

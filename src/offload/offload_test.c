@@ -9,7 +9,6 @@
 /* cmocka.h wants the four above */
 #include <cmocka.h>
 
-#include "backend/cpu/cpu_backend.h"
 #include "offload/offload.h"
 #include "offload/offload_testing.h"
 
@@ -27,28 +26,6 @@ struct rig {
     uint32_t seed;
 };
 
-static struct backend *cpu_new(size_t n_threads)
-{
-    struct cpu_backend_options o = {.n_threads = n_threads, .activations = CPU_ACTIVATIONS_F32};
-    struct backend *be;
-
-    assert_int_equal(cpu_backend_new(&be, &o, NULL), OK);
-    return be;
-}
-
-static struct offload_shape shape_of(const struct rig *r)
-{
-    return (struct offload_shape){
-        .block = r->experts.block,
-        .n_layers = LAYERS,
-        .n_experts = EXPERTS,
-        .top_k = TOP_K,
-        .hidden = HIDDEN,
-        .blocks = r->experts.blocks,
-        .activations = DTYPE_F32,
-    };
-}
-
 static struct rig *rig_new(const struct offload_options *o)
 {
     struct rig *r = calloc(1, sizeof *r);
@@ -58,10 +35,10 @@ static struct rig *rig_new(const struct offload_options *o)
     r->seed = 31;
     test_experts_make(&r->experts, LAYERS, EXPERTS, HIDDEN, WIDTH);
     card_init(&r->card);
-    r->cpu = cpu_new(2);
-    r->reference = cpu_new(1);
+    r->cpu = test_cpu_new(2);
+    r->reference = test_cpu_new(1);
     r->step = (struct card_step){.idx = r->idx, .prob = r->prob, .x = r->x, .y = r->y};
-    shape = shape_of(r);
+    shape = test_experts_shape(&r->experts, TOP_K);
     assert_int_equal(offload_new(&r->offload, &shape, o, &r->card.base,
                                  o->miss == EXPERT_MISS_FETCH ? NULL : r->cpu, NULL),
                      OK);
@@ -81,10 +58,7 @@ static void rig_free(struct rig *r)
 
 static uint32_t next(struct rig *r)
 {
-    r->seed ^= r->seed << 13;
-    r->seed ^= r->seed >> 17;
-    r->seed ^= r->seed << 5;
-    return r->seed >> 3;
+    return test_random(&r->seed) >> 3;
 }
 
 /* Random inputs; choices distinct in a row, more often low ids. */
@@ -154,38 +128,17 @@ static void check_answers(struct rig *r, size_t n_rows)
 {
     for (size_t l = 0; l < LAYERS; l++) {
         const struct expert_mail *box = &r->card.mail[l];
-        struct expert_weights experts[EXPERTS];
         float want[EXPERT_HOME_ROWS * HIDDEN], prob[EXPERT_HOME_ROWS * TOP_K];
         int32_t idx[EXPERT_HOME_ROWS * TOP_K];
-        struct op op = {.kind = OP_EXPERTS, .name = "reference"};
-        struct step step = {.n_rows = n_rows};
 
-        for (size_t e = 0; e < EXPERTS; e++) {
-            experts[e] = expert_block_view(&r->experts.block,
-                                           r->experts.blocks[l] + e * r->experts.block.n_bytes);
-        }
         for (size_t i = 0; i < n_rows * TOP_K; i++) {
             idx[i] = r->idx[l * n_rows * TOP_K + i];
             prob[i] =
                 box->n_rows > 0 && box->idx[i] == idx[i] ? r->prob[l * n_rows * TOP_K + i] : 0;
         }
-        op.u.experts = (struct op_experts){
-            .in = {.data = r->x + l * n_rows * HIDDEN,
-                   .dtype = DTYPE_F32,
-                   .round = DTYPE_F32,
-                   .cols = HIDDEN},
-            .idx = {.data = idx, .dtype = DTYPE_I32, .cols = TOP_K},
-            .prob = {.data = prob, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = TOP_K},
-            .out = {.data = want, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = HIDDEN},
-            .experts = experts,
-            .n_experts = EXPERTS,
-            .top_k = TOP_K,
-            .width = WIDTH,
-        };
-        assert_int_equal(r->reference->ops->check(r->reference, &op, NULL), OK);
-        assert_int_equal(
-            r->reference->ops->prepare(r->reference, &op, 1, EXPERT_HOME_ROWS, 1, NULL), OK);
-        assert_int_equal(r->reference->ops->run(r->reference, &op, &step, NULL, NULL), OK);
+        assert_int_equal(test_experts_sum(&r->experts, r->reference, l, n_rows, TOP_K, idx, prob,
+                                          r->x + l * n_rows * HIDDEN, want),
+                         OK);
         for (size_t i = 0; i < n_rows * HIDDEN; i++) {
             assert_true(r->y[l * n_rows * HIDDEN + i] == want[i]);
         }
@@ -305,7 +258,7 @@ static void a_device_that_fails(void **state)
         {-1, 0, 0, 0}, {0, EXPERTS, 0, 1}, {LAYERS, 0, 0, 1}, {0, 0, 10, 1}, {0, 0, -1, 0}};
     struct expert_report report = {
         .n_rows = 1, .idx = r->idx, .insertions = bad, .n_insertions = 5, .n_fetched = 5};
-    struct offload_shape shape = shape_of(r);
+    struct offload_shape shape = test_experts_shape(&r->experts, TOP_K);
     struct offload *other;
     struct error err;
 

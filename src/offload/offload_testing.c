@@ -5,13 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/cpu/cpu_backend.h"
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/half.h"
 
 static const uint64_t ANSWER_WAIT_NS = 20 * (uint64_t)1000000000;
 
-static uint32_t next(uint32_t *seed)
+uint32_t test_random(uint32_t *seed)
 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 17;
@@ -42,7 +43,7 @@ void test_experts_make(struct test_experts *t, size_t n_layers, size_t n_experts
         abort();
     }
     for (size_t i = 0; i + 4 <= n_layers * layer_bytes; i += 4) {
-        uint32_t word = next(&seed);
+        uint32_t word = test_random(&seed);
 
         memcpy(t->memory + i, &word, 4);
     }
@@ -50,7 +51,8 @@ void test_experts_make(struct test_experts *t, size_t n_layers, size_t n_experts
         uint8_t *block = t->memory + i * t->block.n_bytes;
 
         for (size_t at = t->block.part[EXPERT_GATE].scales; at + 2 <= t->block.n_bytes; at += 2) {
-            dtype_store(DTYPE_BF16, block + at, 0, 0.005f + (float)(next(&seed) % 64) / 6400.0f);
+            dtype_store(DTYPE_BF16, block + at, 0,
+                        0.005f + (float)(test_random(&seed) % 64) / 6400.0f);
         }
     }
     for (size_t l = 0; l < n_layers; l++) {
@@ -61,6 +63,59 @@ void test_experts_make(struct test_experts *t, size_t n_layers, size_t n_experts
 void test_experts_release(struct test_experts *t)
 {
     free(t->memory);
+}
+
+struct offload_shape test_experts_shape(const struct test_experts *t, size_t top_k)
+{
+    return (struct offload_shape){.block = t->block,
+                                  .n_layers = t->n_layers,
+                                  .n_experts = t->n_experts,
+                                  .top_k = top_k,
+                                  .hidden = t->block.shape.hidden,
+                                  .blocks = t->blocks,
+                                  .activations = DTYPE_F32};
+}
+
+static struct operand floats(float *data, size_t cols)
+{
+    return (struct operand){.data = data, .dtype = DTYPE_F32, .round = DTYPE_F32, .cols = cols};
+}
+
+enum status test_experts_sum(const struct test_experts *t, struct backend *be, size_t layer,
+                             size_t n_rows, size_t top_k, int32_t *idx, float *prob, float *x,
+                             float *y)
+{
+    const struct expert_shape *shape = &t->block.shape;
+    struct expert_weights experts[CARD_EXPERTS_MAX];
+    struct op op = {.kind = OP_EXPERTS, .name = "reference"};
+    struct step step = {.n_rows = n_rows};
+    enum status rc;
+
+    for (size_t e = 0; e < t->n_experts; e++) {
+        experts[e] = expert_block_view(&t->block, t->blocks[layer] + e * t->block.n_bytes);
+    }
+    op.u.experts = (struct op_experts){.in = floats(x, shape->hidden),
+                                       .idx = {.data = idx, .dtype = DTYPE_I32, .cols = top_k},
+                                       .prob = floats(prob, top_k),
+                                       .out = floats(y, shape->hidden),
+                                       .experts = experts,
+                                       .n_experts = t->n_experts,
+                                       .top_k = top_k,
+                                       .width = shape->width};
+    rc = be->ops->check(be, &op, NULL);
+    rc = rc == OK ? be->ops->prepare(be, &op, 1, n_rows, 1, NULL) : rc;
+    return rc == OK ? be->ops->run(be, &op, &step, NULL, NULL) : rc;
+}
+
+struct backend *test_cpu_new(size_t n_threads)
+{
+    struct cpu_backend_options o = {.n_threads = n_threads, .activations = CPU_ACTIVATIONS_F32};
+    struct backend *be;
+
+    if (cpu_backend_new(&be, &o, NULL) != OK) {
+        abort();
+    }
+    return be;
 }
 
 /* --- the device --- */

@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/expert_home.h"
+#include "offload/offload.h"
 
 enum { CARD_LAYERS_MAX = 48, CARD_SLOTS_MAX = 4096, CARD_EXPERTS_MAX = 256 };
 
@@ -23,6 +24,18 @@ struct test_experts {
 void test_experts_make(struct test_experts *t, size_t n_layers, size_t n_experts, size_t hidden,
                        size_t width);
 void test_experts_release(struct test_experts *t);
+
+/* All of them, with float32 activations; borrows t's blocks. */
+struct offload_shape test_experts_shape(const struct test_experts *t, size_t top_k);
+
+/* What a layer's experts give on that backend: idx and prob [n_rows][top_k], distinct in a row; x and y [n_rows][hidden].
+ * The backend's plan is this from now on. */
+enum status test_experts_sum(const struct test_experts *t, struct backend *be, size_t layer,
+                             size_t n_rows, size_t top_k, int32_t *idx, float *prob, float *x,
+                             float *y);
+
+struct backend *test_cpu_new(size_t n_threads); /* with float32 activations */
+uint32_t test_random(uint32_t *seed);           /* the next; *seed is not 0 */
 
 struct card_slot {
     int layer, expert; /* -1: none */
